@@ -13,8 +13,8 @@ namespace linnet {
 
 enum class Code {
   ok = 0,
-  bad_input = 2,    // the caller can fix it; the numbers equal the command's exit codes
-  impossible = 3,   // not possible here: a missing device, instruction set or implementation
+  bad_input = 2,   // the caller can fix it; the numbers equal the command's exit codes
+  impossible = 3,  // not possible here: a missing device, instruction set or implementation
 };
 
 class [[nodiscard]] Status {

@@ -1,0 +1,704 @@
+#include "op.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "isa.h"
+
+namespace linnet {
+namespace {
+
+View& view_at(void* base, size_t offset) { return *reinterpret_cast<View*>(static_cast<char*>(base) + offset); }
+const View& view_at(const void* base, size_t offset) {
+  return *reinterpret_cast<const View*>(static_cast<const char*>(base) + offset);
+}
+template <class T>
+const T& value_at(const void* base, size_t offset) {
+  return *reinterpret_cast<const T*>(static_cast<const char*>(base) + offset);
+}
+template <class T>
+T& value_at(void* base, size_t offset) {
+  return *reinterpret_cast<T*>(static_cast<char*>(base) + offset);
+}
+
+std::string number(double x) {
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof text, x).ptr;
+  return std::string(text, end);
+}
+
+std::string sizes_text(const View& v) {
+  std::string text = "[";
+  for (int i = 0; i < v.rank; ++i) text += (i ? ", " : "") + std::to_string(v.size[i]);
+  return text + "]";
+}
+
+// "B T H K" -> words.
+struct Words {
+  static constexpr int kMax = kMaxRank;
+  std::string_view word[kMax];
+  int count = 0;
+  explicit Words(std::string_view shape) {
+    while (!shape.empty()) {
+      const size_t space = shape.find(' ');
+      word[count++] = shape.substr(0, space);
+      shape = space == std::string_view::npos ? std::string_view() : shape.substr(space + 1);
+    }
+  }
+};
+
+std::string shape_text(std::string_view shape) {
+  std::string text = "[";
+  const Words words(shape);
+  for (int i = 0; i < words.count; ++i) text += (i ? ", " : "") + std::string(words.word[i]);
+  return text + "]";
+}
+
+const char* noun(std::string_view letter) {
+  static constexpr std::pair<std::string_view, const char*> kNouns[] = {
+      {"B", "batch rows"}, {"T", "tokens"},    {"S", "tokens"}, {"Tq", "tokens"}, {"Tk", "tokens"},  {"H", "heads"},
+      {"Hq", "heads"},     {"Hk", "heads"},    {"Hv", "heads"}, {"Hkv", "heads"}, {"K", "channels"}, {"V", "channels"},
+      {"F", "features"},   {"N", "sequences"}, {"P", "pages"},  {"R", "rows"},
+  };
+  for (const auto& [name, text] : kNouns) {
+    if (name == letter) return text;
+  }
+  return "entries";
+}
+
+bool is_letter(std::string_view word) {
+  for (const char c : word) {
+    if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_')) return false;
+  }
+  return !word.empty();
+}
+
+// expression := term (('+' | '-') term)*;  term := factor (('*' | '//') factor)*;  factor := number | name | max(a,b) | (a)
+class Evaluator {
+ public:
+  Evaluator(std::string_view text, const Op& op, const void* args, const Dims& dims)
+      : text_(text), op_(op), args_(args), dims_(dims) {}
+  bool run(int64_t* value) { return sum(value) && text_.empty(); }
+
+ private:
+  bool take(std::string_view token) {
+    if (text_.substr(0, token.size()) != token) return false;
+    text_.remove_prefix(token.size());
+    return true;
+  }
+  bool sum(int64_t* value) {
+    if (!product(value)) return false;
+    for (int64_t right; !text_.empty();) {
+      const bool plus = take("+");
+      if (!plus && !take("-")) return true;
+      if (!product(&right)) return false;
+      *value += plus ? right : -right;
+    }
+    return true;
+  }
+  bool product(int64_t* value) {
+    if (!factor(value)) return false;
+    for (int64_t right; !text_.empty();) {
+      const bool times = take("*");
+      if (!times && !take("//")) return true;
+      if (!factor(&right) || (!times && right == 0)) return false;
+      *value = times ? *value * right : *value / right;
+    }
+    return true;
+  }
+  bool factor(int64_t* value) {
+    if (take("max(")) {
+      int64_t right;
+      if (!sum(value) || !take(",") || !sum(&right) || !take(")")) return false;
+      *value = *value > right ? *value : right;
+      return true;
+    }
+    if (take("(")) return sum(value) && take(")");
+    size_t length = 0;
+    while (length < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[length])) || text_[length] == '_')) ++length;
+    const std::string_view word = text_.substr(0, length);
+    if (word.empty()) return false;
+    text_.remove_prefix(length);
+    if (word[0] >= '0' && word[0] <= '9')
+      return std::from_chars(word.data(), word.data() + word.size(), *value).ec == std::errc();
+    if (const Dims::Entry* entry = dims_.find(word)) {
+      *value = entry->value;
+      return true;
+    }
+    if (const OptionDecl* option = op_.find_option(word)) {
+      if (option->kind == OptionKind::boolean) return *value = value_at<bool>(args_, option->offset) ? 1 : 0, true;
+      if (option->kind == OptionKind::integer) return *value = value_at<int64_t>(args_, option->offset), true;
+      return false;
+    }
+    for (const LetterRule& rule : op_.letters) {  // a letter that no tensor has shown
+      if (rule.letter != word) continue;
+      const int32_t choice = rule.by.empty() ? 0 : value_at<int32_t>(args_, op_.find_option(rule.by)->offset);
+      for (const auto& [name, expression] : rule.cases) {
+        if (rule.by.empty() || name == op_.find_option(rule.by)->choices[static_cast<size_t>(choice)]) {
+          return evaluate(expression, op_, args_, dims_, value);
+        }
+      }
+    }
+    return false;
+  }
+
+  std::string_view text_;
+  const Op& op_;
+  const void* args_;
+  const Dims& dims_;
+};
+
+bool element_fits(Element element, Dtype dtype, Dtype io) {
+  const Dtype acc = io == Dtype::f64 ? Dtype::f64 : Dtype::f32;
+  switch (element) {
+    case Element::io: return dtype == io;
+    case Element::acc: return dtype == acc;
+    case Element::param: return dtype == io || dtype == acc;
+    case Element::index: return dtype == Dtype::i32 || dtype == Dtype::i64;
+    case Element::mask: return dtype == Dtype::u8;
+  }
+  return false;
+}
+
+std::string element_text(Element element, Dtype io) {
+  const std::string acc = io == Dtype::f64 ? "f64" : "f32";
+  switch (element) {
+    case Element::io: return dtype_name(io);
+    case Element::acc: return acc;
+    case Element::param: return acc == dtype_name(io) ? acc : std::string(dtype_name(io)) + " or " + acc;
+    case Element::index: return "i32 or i64";
+    case Element::mask: return "u8";
+  }
+  return "";
+}
+
+std::string expected_text(const Dims& dims, std::string_view word, int64_t value) {
+  std::string text = std::to_string(value);
+  if (is_letter(word)) {
+    const Dims::Entry* entry = dims.find(word);
+    if (entry != nullptr && !entry->from.empty()) text += " (same as " + std::string(entry->from) + ")";
+  } else {
+    text += " (" + std::string(word) + ")";
+  }
+  return text;
+}
+
+// Compares the sizes of a tensor with its declared shape; letters seen for the first time take their value here.
+Status match_shape(const Op& op, const TensorDecl& decl, const View& view, const void* args, Dims* dims) {
+  const Words words(decl.shape);
+  for (int i = 0; i < words.count; ++i) {
+    const std::string_view word = words.word[i];
+    int64_t expected;
+    if (is_letter(word) && dims->find(word) == nullptr && !evaluate(word, op, args, *dims, &expected)) {
+      dims->set(word, view.size[i], decl.name);
+      continue;
+    }
+    if (!evaluate(word, op, args, *dims, &expected)) {  // "N+1" with N unknown: shows N
+      const std::string_view letter = word.substr(0, word.find('+'));
+      dims->set(letter, view.size[i] - 1, decl.name);
+      if (view.size[i] < 1)
+        return bad_input(op.name + ": " + decl.name + " is empty, expected " + std::string(word) + " entries");
+      continue;
+    }
+    if (view.size[i] == expected || (decl.broadcast && view.size[i] == 1)) {
+      if (is_letter(word) && dims->find(word) == nullptr) dims->set(word, expected, "");
+      continue;
+    }
+    return bad_input(op.name + ": " + decl.name + " has " + std::to_string(view.size[i]) + " " + noun(word) + " in dimension " +
+                     std::to_string(i) + " of " + shape_text(decl.shape) + ", expected " +
+                     expected_text(*dims, word, expected));
+  }
+  return {};
+}
+
+void expand_broadcast(const Op& op, const TensorDecl& decl, const void* args, const Dims& dims, View* view) {
+  const Words words(decl.shape);
+  for (int i = 0; i < words.count; ++i) {
+    int64_t full = view->size[i];
+    evaluate(words.word[i], op, args, dims, &full);
+    if (view->size[i] == full) continue;
+    view->size[i] = full;
+    view->stride[i] = 0;
+  }
+}
+
+void insert_leading(View* view, int64_t stride) {
+  for (int i = view->rank; i > 0; --i) {
+    view->size[i] = view->size[i - 1];
+    view->stride[i] = view->stride[i - 1];
+  }
+  view->size[0] = 1;
+  view->stride[0] = stride;
+  ++view->rank;
+}
+
+bool starts_with_batch(const TensorDecl& decl) { return decl.shape.substr(0, 2) == "B "; }
+
+Status check_layout(const Op& op, const TensorDecl& decl, const std::string& name, const View& view) {
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.size[i] < 0) return bad_input(op.name + ": " + name + " has a negative size, " + sizes_text(view));
+  }
+  const int64_t elements = view.elements();
+  if (elements > 0 && view.data == nullptr) return bad_input(op.name + ": " + name + " has no data");
+  const int last = view.rank - 1;
+  if (!decl.broadcast && elements > 0 && last >= 0 && view.size[last] > 1 && view.stride[last] != 1) {
+    return bad_input(op.name + ": " + name + " is not contiguous in its last dimension (stride " +
+                     std::to_string(view.stride[last]) + "), expected stride 1");
+  }
+  return {};
+}
+
+Status check_values(const Op& op, const TensorDecl& decl, const View& view, const void* args, const Dims& dims) {
+  if (decl.values != Values::offsets && decl.values != Values::lengths) return {};
+  int64_t bound = 0;
+  evaluate(decl.of, op, args, dims, &bound);
+  const int64_t count = view.size[0];
+  const std::string name = op.name + ": " + decl.name;
+  if (decl.values == Values::lengths) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t x = index_value(view, i);
+      if (x < 0 || x > bound) {
+        return bad_input(name + "[" + std::to_string(i) + "] is " + std::to_string(x) + ", expected 0 to " +
+                         std::to_string(bound));
+      }
+    }
+    return {};
+  }
+  if (index_value(view, 0) != 0) return bad_input(name + " starts at " + std::to_string(index_value(view, 0)) + ", expected 0");
+  for (int64_t i = 1; i < count; ++i) {
+    if (index_value(view, i) >= index_value(view, i - 1)) continue;
+    return bad_input(name + " decreases from " + std::to_string(index_value(view, i - 1)) + " to " +
+                     std::to_string(index_value(view, i)) + " at entry " + std::to_string(i) +
+                     ", expected non-decreasing offsets");
+  }
+  const int64_t last = index_value(view, count - 1);
+  if (last == bound) return {};
+  return bad_input(name + " ends at " + std::to_string(last) + ", expected " + std::to_string(bound) +
+                   " (the number of tokens)");
+}
+
+std::string range_text(double low, double high) {
+  if (std::isinf(low) || low == -std::numeric_limits<double>::max())
+    return high >= 9e15 ? "a finite number" : "at most " + number(high);
+  return high >= 9e15 ? "at least " + number(low) : number(low) + " to " + number(high);
+}
+
+Status check_option(const Op& op, const OptionDecl& option, const void* args) {
+  const auto range = [&](double x) -> Status {
+    if (x >= option.low && x <= option.high) return {};
+    return bad_input(op.name + ": " + option.name + " is " + number(x) + ", expected " + range_text(option.low, option.high));
+  };
+  switch (option.kind) {
+    case OptionKind::real: return range(value_at<double>(args, option.offset));
+    case OptionKind::maybe_real: {
+      const Maybe& x = value_at<Maybe>(args, option.offset);
+      return x.given ? range(x.value) : Status();
+    }
+    case OptionKind::integer: return range(static_cast<double>(value_at<int64_t>(args, option.offset)));
+    case OptionKind::choice: return range(value_at<int32_t>(args, option.offset));
+    case OptionKind::window: {
+      const Window& w = value_at<Window>(args, option.offset);
+      if (w.left >= -1 && w.right >= -1) return {};
+      return bad_input(op.name + ": " + option.name + " is (" + std::to_string(w.left) + ", " + std::to_string(w.right) +
+                       "), expected values of at least -1 (-1: unlimited)");
+    }
+    case OptionKind::boolean: break;
+  }
+  return {};
+}
+
+// Checks the results' views of one struct (outputs, or gradients) against their expected shape and type, and adds B = 1 where
+// the call is packed without a batch dimension.
+Status check_result(const Op& op, const TensorDecl& decl, const std::string& name, const View& expected, bool required,
+                    View* view) {
+  if (!view->given()) {
+    if (required) return bad_input(op.name + ": " + name + " is missing");
+    return {};
+  }
+  if (view->device != Device::cpu)
+    return impossible(op.name + ": " + name + " is on a CUDA device; this build has no CUDA kernels");
+  bool same = view->rank == expected.rank;
+  for (int i = 0; same && i < view->rank; ++i) same = view->size[i] == expected.size[i];
+  if (!same) return bad_input(op.name + ": " + name + " has shape " + sizes_text(*view) + ", expected " + sizes_text(expected));
+  if (view->dtype != expected.dtype) {
+    return bad_input(op.name + ": " + name + " is " + dtype_name(view->dtype) + ", expected " + dtype_name(expected.dtype));
+  }
+  return check_layout(op, decl, name, *view);
+}
+
+Dtype call_dtype(const Op& op, const void* args) { return view_at(args, op.inputs.front().offset).dtype; }
+
+}  // namespace
+
+const char* dtype_name(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::none: return "none";
+    case Dtype::f64: return "f64";
+    case Dtype::f32: return "f32";
+    case Dtype::bf16: return "bf16";
+    case Dtype::f16: return "f16";
+    case Dtype::i64: return "i64";
+    case Dtype::i32: return "i32";
+    case Dtype::u8: return "u8";
+  }
+  return "";
+}
+
+Dtype dtype_from_name(std::string_view name) {
+  for (const Dtype d : {Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::i64, Dtype::i32, Dtype::u8}) {
+    if (name == dtype_name(d)) return d;
+  }
+  return Dtype::none;
+}
+
+int64_t index_value(const View& view, int64_t i, int64_t j) {
+  const int64_t offset = i * view.stride[0] + j * view.stride[1];
+  return view.dtype == Dtype::i32 ? static_cast<const int32_t*>(view.data)[offset]
+                                  : static_cast<const int64_t*>(view.data)[offset];
+}
+
+const Dims::Entry* Dims::find(std::string_view letter) const {
+  for (int i = 0; i < count_; ++i) {
+    if (entries_[i].letter == letter) return &entries_[i];
+  }
+  return nullptr;
+}
+int64_t Dims::operator[](std::string_view letter) const {
+  const Entry* entry = find(letter);
+  return entry == nullptr ? 0 : entry->value;
+}
+void Dims::set(std::string_view letter, int64_t value, std::string_view from) {
+  if (count_ < kMaxLetters) entries_[count_++] = {letter, value, from};
+}
+
+template <class T>
+static const T* find_named(const std::vector<T>& list, std::string_view name) {
+  for (const T& item : list) {
+    if (item.name == name) return &item;
+  }
+  return nullptr;
+}
+const TensorDecl* Op::find_input(std::string_view wanted) const { return find_named(inputs, wanted); }
+const TensorDecl* Op::find_output(std::string_view wanted) const { return find_named(outputs, wanted); }
+const OptionDecl* Op::find_option(std::string_view wanted) const { return find_named(options, wanted); }
+
+bool evaluate(std::string_view expression, const Op& op, const void* args, const Dims& dims, int64_t* value) {
+  return Evaluator(expression, op, args, dims).run(value);
+}
+
+Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank) {
+  *packed_rank = false;
+  bool packed = false;
+  for (const TensorDecl& decl : op.inputs) packed |= decl.values == Values::offsets && view_at(args, decl.offset).given();
+  Dtype io = Dtype::none;
+  // First pass: presence, place, type, rank. Broadcast tensors wait until every letter is known.
+  for (const TensorDecl& decl : op.inputs) {
+    View& view = view_at(args, decl.offset);
+    if (!view.given()) {
+      if (decl.optional) continue;
+      return bad_input(op.name + ": " + decl.name + " is missing");
+    }
+    if (view.device != Device::cpu) {
+      return impossible(op.name + ": " + decl.name + " is on a CUDA device; this build has no CUDA kernels");
+    }
+    if (io == Dtype::none) {
+      io = view.dtype;
+      if (!is_float(io)) {
+        return bad_input(op.name + ": " + decl.name + " is " + dtype_name(io) + ", expected f64, f32, bf16 or f16");
+      }
+    }
+    if (!element_fits(decl.element, view.dtype, io)) {
+      const std::string reason = decl.element == Element::io ? " (same as " + op.inputs.front().name + ")" : "";
+      return bad_input(op.name + ": " + decl.name + " is " + dtype_name(view.dtype) + ", expected " +
+                       element_text(decl.element, io) + reason);
+    }
+    const int rank = Words(decl.shape).count;
+    if (decl.broadcast) {
+      if (view.rank > rank) {
+        return bad_input(op.name + ": " + decl.name + " has rank " + std::to_string(view.rank) + ", expected at most " +
+                         std::to_string(rank) + ", broadcastable to " + shape_text(decl.shape));
+      }
+      while (view.rank < rank) insert_leading(&view, 0);
+    } else if (packed && starts_with_batch(decl) && view.rank == rank - 1) {
+      insert_leading(&view, view.rank > 0 ? view.size[0] * view.stride[0] : 0);
+      *packed_rank = true;
+    }
+    if (view.rank != rank) {
+      return bad_input(op.name + ": " + decl.name + " has shape " + sizes_text(view) + ", expected " + shape_text(decl.shape));
+    }
+    LINNET_TRY(check_layout(op, decl, decl.name, view));
+  }
+  for (const OptionDecl& option : op.options) LINNET_TRY(check_option(op, option, args));
+  for (const bool broadcast : {false, true}) {
+    for (const TensorDecl& decl : op.inputs) {
+      View& view = view_at(args, decl.offset);
+      if (!view.given() || decl.broadcast != broadcast) continue;
+      LINNET_TRY(match_shape(op, decl, view, args, dims));
+      if (broadcast) expand_broadcast(op, decl, args, *dims, &view);
+    }
+  }
+  for (const LetterRule& rule : op.letters) {
+    int64_t value;
+    if (dims->find(rule.letter) == nullptr && evaluate(rule.letter, op, args, *dims, &value)) dims->set(rule.letter, value, "");
+  }
+  for (const auto& [letter, divisor] : op.multiples) {
+    const Dims::Entry* whole = dims->find(letter);
+    const Dims::Entry* part = dims->find(divisor);
+    if (whole == nullptr || part == nullptr || (part->value > 0 && whole->value % part->value == 0) ||
+        whole->value == part->value) {
+      continue;
+    }
+    return bad_input(
+        op.name + ": " + std::string(part->from) + " has " + std::to_string(part->value) + " " + noun(divisor) +
+        ", expected a divisor of " + std::to_string(whole->value) +
+        (whole->from.empty() ? "" : " (the " + std::string(noun(letter)) + " of " + std::string(whole->from) + ")"));
+  }
+  if (packed && (*dims)["B"] != 1) {
+    return bad_input(op.name + ": packed sequences need one batch row, " + op.inputs.front().name + " has " +
+                     std::to_string((*dims)["B"]));
+  }
+  for (const TensorDecl& decl : op.inputs) {
+    const View& view = view_at(args, decl.offset);
+    if (view.given()) LINNET_TRY(check_values(op, decl, view, args, *dims));
+  }
+  return op.check == nullptr ? Status() : op.check(args, *dims);
+}
+
+Status output_shape(const Op& op, const TensorDecl& output, const void* args, const Dims& dims, bool packed_rank, View* view) {
+  const Dtype io = call_dtype(op, args);
+  const Words words(output.shape);
+  int64_t sizes[kMaxRank];
+  int rank = 0;
+  for (int i = packed_rank && starts_with_batch(output) ? 1 : 0; i < words.count; ++i) {
+    if (!evaluate(words.word[i], op, args, dims, &sizes[rank++])) {
+      return bad_input(op.name + ": the size " + std::string(words.word[i]) + " of " + output.name +
+                       " is not known from the inputs");
+    }
+  }
+  const bool acc = output.element == Element::acc;
+  *view = View::dense(nullptr, acc ? (io == Dtype::f64 ? Dtype::f64 : Dtype::f32) : io, sizes, rank);
+  return {};
+}
+
+Status choose_impl(const Op& op, Pass pass, const Context& context, const Impl** chosen) {
+  std::string_view wanted = context.impl == nullptr ? "" : context.impl;
+  if (const char* forced = std::getenv("LINNET_IMPL"); wanted.empty() && forced != nullptr) {
+    for (std::string_view rest = forced; !rest.empty();) {
+      const std::string_view item = rest.substr(0, rest.find(','));
+      rest = item.size() == rest.size() ? std::string_view() : rest.substr(item.size() + 1);
+      const size_t colon = item.find(':');
+      if (colon == std::string_view::npos) {
+        wanted = item;
+      } else if (item.substr(0, colon) == op.name) {
+        wanted = item.substr(colon + 1);
+      }
+    }
+  }
+  *chosen = nullptr;
+  if (!wanted.empty()) {
+    std::string names;
+    for (const Impl& impl : op.impls) {
+      names += (names.empty() ? "" : ", ") + impl.name;
+      if (impl.name == wanted) *chosen = &impl;
+    }
+    if (*chosen == nullptr) {
+      return bad_input(op.name + ": there is no implementation '" + std::string(wanted) + "', expected one of " + names);
+    }
+    const std::string reason = (*chosen)->missing();
+    if (!reason.empty()) return impossible(op.name + ": implementation " + (*chosen)->name + " cannot run: " + reason);
+  } else {
+    Isa limit;
+    LINNET_TRY(isa_choice(&limit));
+    for (const Impl& impl : op.impls) {
+      bool beyond = false;
+      for (const Isa isa : kIsas) beyond |= isa > limit && impl.name.substr(0, impl.name.find('_')) == isa_name(isa);
+      if (!beyond && impl.missing().empty()) *chosen = &impl;
+    }
+    if (*chosen == nullptr) return impossible(op.name + ": no implementation runs on this machine");
+  }
+  if (pass == Pass::backward && (*chosen)->backward == nullptr) return impossible(op.name + ": there is no backward");
+  return {};
+}
+
+Status workspace_bytes(const Op& op, Pass pass, const void* args, const Context& context, int64_t* bytes) {
+  alignas(std::max_align_t) char copy[kMaxStruct];
+  std::memcpy(copy, args, op.args_bytes);
+  Dims dims;
+  bool packed_rank;
+  LINNET_TRY(prepare(op, copy, &dims, &packed_rank));
+  const Impl* impl;
+  LINNET_TRY(choose_impl(op, pass, context, &impl));
+  const Executor& executor = context.executor == nullptr ? default_executor() : *context.executor;
+  *bytes = impl->workspace(copy, pass, executor.workers());
+  if (*bytes > 0) *bytes += 128;  // run() aligns the caller's pointer
+  return {};
+}
+
+int64_t workspace_bytes(const Op& op, Pass pass, const void* args, const Context& context) {
+  int64_t bytes = 0;
+  return workspace_bytes(op, pass, args, context, &bytes).ok() ? bytes : 0;
+}
+
+Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_out, const void* caller_grads,
+           const Context& context) {
+  alignas(std::max_align_t) char args[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
+  std::memcpy(args, caller_args, op.args_bytes);
+  std::memcpy(out, caller_out, op.out_bytes);
+  if (pass == Pass::backward) std::memcpy(grads, caller_grads, op.grads_bytes);
+  Dims dims;
+  bool packed_rank;
+  LINNET_TRY(prepare(op, args, &dims, &packed_rank));
+  const Impl* impl;
+  LINNET_TRY(choose_impl(op, pass, context, &impl));
+
+  const bool forward = pass == Pass::forward;
+  const auto add_batch = [&](const TensorDecl& decl, View* view) {
+    if (packed_rank && view->given() && starts_with_batch(decl))
+      insert_leading(view, view->rank > 0 ? view->size[0] * view->stride[0] : 0);
+  };
+  for (const TensorDecl& decl : op.outputs) {
+    View expected;
+    LINNET_TRY(output_shape(op, decl, args, dims, packed_rank, &expected));
+    View& view = view_at(out, decl.offset);
+    if (!forward && !decl.saved) view = View();
+    LINNET_TRY(check_result(op, decl, decl.name, expected, forward ? !decl.optional : decl.saved, &view));
+    add_batch(decl, &view);
+    if (forward || !decl.differentiable) continue;
+    View& gradient = view_at(grads, decl.grad_offset);
+    LINNET_TRY(check_result(op, decl, "d" + decl.name, expected, false, &gradient));
+    add_batch(decl, &gradient);
+  }
+  if (!forward) {
+    for (const TensorDecl& decl : op.inputs) {
+      if (!decl.differentiable) continue;
+      View& gradient = view_at(grads, decl.grad_offset);
+      const View& given = view_at(caller_args, decl.offset);
+      if (!gradient.given()) continue;
+      if (!given.given()) return bad_input(op.name + ": d" + decl.name + " is given but " + decl.name + " is not");
+      LINNET_TRY(check_result(op, decl, "d" + decl.name, given, false, &gradient));
+      while (gradient.rank < view_at(args, decl.offset).rank) {
+        insert_leading(&gradient, gradient.rank > 0 ? gradient.size[0] * gradient.stride[0] : 0);
+      }
+    }
+  }
+
+  Launch launch;
+  launch.executor = context.executor == nullptr ? &default_executor() : context.executor;
+  launch.workers = launch.executor->workers();
+  const int64_t needed = impl->workspace(args, pass, launch.workers);
+  if (needed > 0) {
+    if (context.workspace == nullptr || context.workspace_bytes < needed + 128) {
+      return bad_input(op.name + ": the workspace has " +
+                       std::to_string(context.workspace == nullptr ? 0 : context.workspace_bytes) +
+                       " bytes, expected at least " + std::to_string(needed + 128) + " (ask workspace_bytes)");
+    }
+    const uintptr_t base = reinterpret_cast<uintptr_t>(context.workspace);
+    launch.workspace = static_cast<char*>(context.workspace) + ((base + 127) / 128 * 128 - base);
+  }
+  if (forward) {
+    impl->forward(args, out, launch);
+  } else {
+    impl->backward(args, out, grads, launch);
+  }
+  return {};
+}
+
+Status set_option(const Op& op, std::string_view name, std::string_view text, void* args) {
+  const OptionDecl* option = op.find_option(name);
+  if (option == nullptr) return bad_input(op.name + ": there is no option '" + std::string(name) + "'");
+  const auto wrong = [&](const std::string& expected) {
+    return bad_input(op.name + ": " + option->name + " is '" + std::string(text) + "', expected " + expected);
+  };
+  const auto parse = [](std::string_view word, auto* value) {
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), *value);
+    return error == std::errc() && end == word.data() + word.size() && !word.empty();
+  };
+  switch (option->kind) {
+    case OptionKind::real: {
+      double x;
+      if (!parse(text, &x)) return wrong("a number");
+      value_at<double>(args, option->offset) = x;
+      break;
+    }
+    case OptionKind::maybe_real: {
+      double x = 0;
+      const bool none = text == "none" || text.empty();
+      if (!none && !parse(text, &x)) return wrong("a number or none");
+      value_at<Maybe>(args, option->offset) = none ? Maybe() : Maybe(x);
+      break;
+    }
+    case OptionKind::integer: {
+      int64_t x;
+      if (!parse(text, &x)) return wrong("a whole number");
+      value_at<int64_t>(args, option->offset) = x;
+      break;
+    }
+    case OptionKind::boolean: {
+      const bool on = text == "1" || text == "true";
+      if (!on && text != "0" && text != "false") return wrong("0 or 1");
+      value_at<bool>(args, option->offset) = on;
+      break;
+    }
+    case OptionKind::choice: {
+      std::string names;
+      for (size_t i = 0; i < option->choices.size(); ++i) {
+        names += (i ? ", " : "") + option->choices[i];
+        if (text != option->choices[i]) continue;
+        value_at<int32_t>(args, option->offset) = static_cast<int32_t>(i);
+        return {};
+      }
+      return wrong("one of " + names);
+    }
+    case OptionKind::window: {
+      Window w;
+      const size_t comma = text.find(',');
+      if (comma == std::string_view::npos || !parse(text.substr(0, comma), &w.left) ||
+          !parse(text.substr(comma + 1), &w.right)) {
+        return wrong("two whole numbers such as 4,-1");
+      }
+      value_at<Window>(args, option->offset) = w;
+      break;
+    }
+  }
+  return check_option(op, *option, args);
+}
+
+std::string option_text(const OptionDecl& option, const void* args) {
+  switch (option.kind) {
+    case OptionKind::real: return number(value_at<double>(args, option.offset));
+    case OptionKind::maybe_real: {
+      const Maybe& x = value_at<Maybe>(args, option.offset);
+      return x.given ? number(x.value) : "none";
+    }
+    case OptionKind::integer: return std::to_string(value_at<int64_t>(args, option.offset));
+    case OptionKind::boolean: return value_at<bool>(args, option.offset) ? "1" : "0";
+    case OptionKind::choice: return option.choices[static_cast<size_t>(value_at<int32_t>(args, option.offset))];
+    case OptionKind::window: {
+      const Window& w = value_at<Window>(args, option.offset);
+      return std::to_string(w.left) + "," + std::to_string(w.right);
+    }
+  }
+  return "";
+}
+
+std::string always_available() { return ""; }
+template <int isa>
+std::string isa_available() {
+  return isa_missing(static_cast<Isa>(isa));
+}
+template std::string isa_available<0>();
+template std::string isa_available<1>();
+template std::string isa_available<2>();
+
+const Op* find_op(std::string_view name) {
+  for (const Op* op : all_ops()) {
+    if (op->name == name) return op;
+  }
+  return nullptr;
+}
+
+}  // namespace linnet

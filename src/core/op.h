@@ -1,0 +1,337 @@
+// Op: the declaration of an operator, from which its argument checks, its listing, its checks and benchmarks, its torch schema
+// and its Python function are derived. A mechanism writes three plain structs and one declaration:
+//
+//   struct GlaArgs  { View q, k, v, g; Maybe scale; };     // inputs and options, defaults as initialisers
+//   struct GlaOut   { View out, final_state; };                            // results
+//   struct GlaGrads { View dout, dfinal_state, dq, dk, dv, dg; };          // incoming and outgoing gradients
+//
+//   const Op& gla_op() {
+//     static const Op op = Declare<GlaArgs, GlaOut, GlaGrads>("gla", "gla", "gated linear attention")
+//         .input("q", &GlaArgs::q, "B T H K", "queries").grad(&GlaGrads::dq)
+//         ...
+//         .impl<ref::gla_forward, ref::gla_backward, ref::gla_workspace>("ref");
+//     return op;
+//   }
+//
+// Shapes are letters and expressions of letters (+ - * // max(a,b)), one word per dimension. A letter takes its value from the
+// first tensor that shows it and is compared everywhere else; a letter that no given tensor shows comes from a rule (`letter`).
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "args.h"
+#include "status.h"
+
+namespace linnet {
+
+// Element types a tensor may have; `io` is the type of the call, set by the first input.
+enum class Element {
+  io,     // f64, f32, bf16, f16: the type of the first input
+  acc,    // f32, or f64 in an f64 call: states, sums, normalisers
+  param,  // io or acc: learned parameters, biases
+  index,  // i32 or i64
+  mask,   // u8
+};
+
+// What the values of a tensor mean. Offsets and lengths are checked; random cases are drawn accordingly.
+enum class Values {
+  normal,         // any real number
+  unit_rows,      // rows of length one (random cases only)
+  unit_interval,  // [0, 1] (random cases only)
+  log_decay,      // natural logarithm of a decay, <= 0 (random cases only)
+  offsets,        // cu_seqlens: 0 first, non-decreasing, last = the letter `of`
+  lengths,        // each in [0, letter `of`]
+  page_table,     // entries below the letter `of` where they are used; the operator checks
+};
+
+struct TensorDecl {
+  std::string name, shape, doc;
+  Element element = Element::io;
+  Values values = Values::normal;
+  std::string of;          // the letter that bounds offsets and lengths
+  bool optional = false;   // inputs: may be absent; outputs: the caller may decline it
+  bool mutated = false;    // inputs: a state, read and overwritten
+  bool broadcast = false;  // inputs: dimensions may be 1, leading ones may be missing; kernels see the full shape, stride 0
+  bool differentiable = false;  // inputs: has a gradient d<name>; outputs: may receive one
+  bool saved = false;           // outputs: the backward reads it
+  size_t offset = 0;            // of the View in Args (inputs) or Out (outputs)
+  size_t grad_offset = 0;       // of its gradient's View in Grads, when differentiable
+};
+
+enum class OptionKind { real, maybe_real, integer, boolean, choice, window };
+
+struct OptionDecl {
+  std::string name, doc;
+  OptionKind kind = OptionKind::real;
+  size_t offset = 0;                 // in Args
+  double low = 0, high = 0;          // inclusive range of real, maybe_real, integer and window
+  std::vector<std::string> choices;  // choice: stored as int32_t index
+};
+
+struct LetterRule {
+  std::string letter;
+  std::string by;                                          // empty, or the choice option that selects the expression
+  std::vector<std::pair<std::string, std::string>> cases;  // (choice, expression); one entry with an empty choice otherwise
+};
+
+// The letters of one call. Names point into the declaration.
+class Dims {
+ public:
+  struct Entry {
+    std::string_view letter;
+    int64_t value;
+    std::string_view from;  // the tensor that showed it first
+  };
+  const Entry* find(std::string_view letter) const;
+  int64_t operator[](std::string_view letter) const;  // 0 when unknown
+  void set(std::string_view letter, int64_t value, std::string_view from);
+  int count() const { return count_; }
+  const Entry& entry(int i) const { return entries_[i]; }
+
+ private:
+  static constexpr int kMaxLetters = 24;
+  Entry entries_[kMaxLetters];
+  int count_ = 0;
+};
+
+struct Cost {
+  double flops = 0;  // multiply-adds counted as two
+  double bytes = 0;  // inputs read once, outputs written once, states read and written
+};
+
+struct Impl {
+  std::string name;                    // ref, portable, avx2, avx512, ...
+  std::string (*missing)() = nullptr;  // empty when this machine runs it, else the reason
+  void (*forward)(const void* args, const void* out, const Launch& launch) = nullptr;
+  void (*backward)(const void* args, const void* out, const void* grads, const Launch& launch) = nullptr;  // null: none
+  int64_t (*workspace)(const void* args, Pass pass, int workers) = nullptr;
+};
+
+struct Op {
+  std::string name;       // gla; softmax_paged
+  std::string mechanism;  // gla; softmax
+  std::string summary, equation;
+  std::string decode;  // the operator that continues token by token, empty if none
+  std::vector<TensorDecl> inputs, outputs;
+  std::vector<OptionDecl> options;
+  std::vector<LetterRule> letters;
+  std::vector<std::pair<std::string, std::string>> multiples;  // (H, Hkv): Hkv divides H
+  std::vector<Impl> impls;                                     // best last
+  bool growing = false;                                        // the state only grows (ungated sums): see tolerance.h
+  double (*largest_logit)(const void* args) = nullptr;  // of exponential weights, on a prepared f64 call; null: no such weights
+  Status (*check)(const void* args, const Dims& dims) = nullptr;  // what the declaration cannot say; args are normalised
+  Cost (*cost)(const void* args, const Dims& dims, Pass pass) = nullptr;
+  size_t args_bytes = 0, out_bytes = 0, grads_bytes = 0;
+  void (*construct)(void* args, void* out, void* grads) = nullptr;  // default values
+
+  bool differentiable() const { return !impls.empty() && impls.front().backward != nullptr; }
+  const TensorDecl* find_input(std::string_view name) const;
+  const TensorDecl* find_output(std::string_view name) const;
+  const OptionDecl* find_option(std::string_view name) const;
+};
+
+inline constexpr double kAnyReal = 1.7976931348623157e308;  // option range: any finite number
+inline constexpr int64_t kAnyCount = int64_t{1} << 53;      // option range: any whole number that a double holds
+
+inline constexpr size_t kMaxStruct = 4096;  // Args, Out and Grads of every operator fit in this many bytes
+
+// How to run a call. Defaults: the process's pool, the best implementation, no workspace (an error where one is needed).
+struct Context {
+  Executor* executor = nullptr;
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+  const char* impl = nullptr;  // a name of Op::impls; null: LINNET_IMPL, else the best
+};
+
+// All operators, in the order of `linnet list`.
+const std::vector<const Op*>& all_ops();
+const Op* find_op(std::string_view name);
+
+// Checks a call's inputs and options completely and normalises them in place: broadcasts are expanded, packed tensors without a
+// batch dimension get B = 1. `packed_rank` tells whether that dimension was missing.
+Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank);
+// The sizes an output has in a prepared call (without the batch dimension when packed_rank).
+Status output_shape(const Op& op, const TensorDecl& output, const void* args, const Dims& dims, bool packed_rank, View* view);
+// The implementation a call runs: context.impl, else LINNET_IMPL ("op:impl,op:impl" or "impl"), else the best usable.
+Status choose_impl(const Op& op, Pass pass, const Context& context, const Impl** impl);
+// Bytes of workspace that run() needs for this call.
+Status workspace_bytes(const Op& op, Pass pass, const void* args, const Context& context, int64_t* bytes);
+// The same, 0 for a call that would be refused.
+int64_t workspace_bytes(const Op& op, Pass pass, const void* args, const Context& context);
+// Checks everything, then runs. On failure nothing is written.
+Status run(const Op& op, Pass pass, const void* args, const void* out, const void* grads, const Context& context);
+// The value of a shape word such as "N+1" or "max(Hq,Hk)"; false when a letter is unknown.
+bool evaluate(std::string_view expression, const Op& op, const void* args, const Dims& dims, int64_t* value);
+// Sets an option from text ("1", "0.5", "elu1", "4,-1", "none"), with a sentence when it is not of the option's kind.
+Status set_option(const Op& op, std::string_view name, std::string_view text, void* args);
+std::string option_text(const OptionDecl& option, const void* args);
+// Element (i) or (i, j) of an i32 or i64 tensor.
+int64_t index_value(const View& view, int64_t i, int64_t j = 0);
+const char* dtype_name(Dtype dtype);
+Dtype dtype_from_name(std::string_view name);  // none when unknown
+
+// Builds an Op from three structs; see the top of this file.
+template <class Args, class Out, class Grads>
+class Declare {
+  static_assert(std::is_trivially_copyable_v<Args> && sizeof(Args) <= kMaxStruct);
+  static_assert(std::is_trivially_copyable_v<Out> && sizeof(Out) <= kMaxStruct);
+  static_assert(std::is_trivially_copyable_v<Grads> && sizeof(Grads) <= kMaxStruct);
+
+ public:
+  Declare(std::string name, std::string mechanism, std::string summary) {
+    op_.name = std::move(name);
+    op_.mechanism = std::move(mechanism);
+    op_.summary = std::move(summary);
+    op_.args_bytes = sizeof(Args);
+    op_.out_bytes = sizeof(Out);
+    op_.grads_bytes = sizeof(Grads);
+    op_.construct = [](void* args, void* out, void* grads) {
+      new (args) Args();
+      new (out) Out();
+      new (grads) Grads();
+    };
+  }
+  Declare& equation(std::string text) { return op_.equation = std::move(text), *this; }
+  Declare& decode(std::string op_name) { return op_.decode = std::move(op_name), *this; }
+
+  Declare& input(std::string name, View Args::*member, std::string shape, std::string doc) {
+    op_.inputs.push_back({.name = std::move(name), .shape = std::move(shape), .doc = std::move(doc), .offset = offset(member)});
+    last_ = &op_.inputs.back();
+    return *this;
+  }
+  Declare& output(std::string name, View Out::*member, std::string shape, std::string doc) {
+    op_.outputs.push_back(
+        {.name = std::move(name), .shape = std::move(shape), .doc = std::move(doc), .offset = offset(member)});
+    last_ = &op_.outputs.back();
+    return *this;
+  }
+  // Properties of the tensor declared last.
+  Declare& element(Element element) { return last_->element = element, *this; }
+  Declare& values(Values values, std::string of = "") { return last_->values = values, last_->of = std::move(of), *this; }
+  Declare& optional() { return last_->optional = true, *this; }
+  Declare& mutated() { return last_->mutated = true, *this; }
+  Declare& broadcast() { return last_->broadcast = true, *this; }
+  Declare& saved() { return last_->saved = true, *this; }
+  Declare& grad(View Grads::*member) { return last_->differentiable = true, last_->grad_offset = offset(member), *this; }
+
+  Declare& option(std::string name, double Args::*member, double low, double high, std::string doc) {
+    return add_option(std::move(name), OptionKind::real, offset(member), low, high, std::move(doc));
+  }
+  Declare& option(std::string name, Maybe Args::*member, double low, double high, std::string doc) {
+    return add_option(std::move(name), OptionKind::maybe_real, offset(member), low, high, std::move(doc));
+  }
+  Declare& option(std::string name, int64_t Args::*member, int64_t low, int64_t high, std::string doc) {
+    return add_option(std::move(name), OptionKind::integer, offset(member), static_cast<double>(low), static_cast<double>(high),
+                      std::move(doc));
+  }
+  Declare& option(std::string name, Window Args::*member, std::string doc) {
+    return add_option(std::move(name), OptionKind::window, offset(member), -1, 9e15, std::move(doc));
+  }
+  Declare& option(std::string name, bool Args::*member, std::string doc) {
+    return add_option(std::move(name), OptionKind::boolean, offset(member), 0, 1, std::move(doc));
+  }
+  template <class Enum>
+  requires std::is_enum_v<Enum> Declare& option(std::string name, Enum Args::*member, std::vector<std::string> choices,
+                                                std::string doc) {
+    static_assert(sizeof(Enum) == sizeof(int32_t),
+                  "a choice is an enum class of int32_t, its values 0, 1, ... in the order of the names");
+    add_option(std::move(name), OptionKind::choice, offset(member), 0, static_cast<double>(choices.size()) - 1, std::move(doc));
+    op_.options.back().choices = std::move(choices);
+    return *this;
+  }
+
+  Declare& letter(std::string letter, std::string expression) {
+    op_.letters.push_back({std::move(letter), "", {{"", std::move(expression)}}});
+    return *this;
+  }
+  Declare& letter_by(std::string letter, std::string option, std::vector<std::pair<std::string, std::string>> cases) {
+    op_.letters.push_back({std::move(letter), std::move(option), std::move(cases)});
+    return *this;
+  }
+  Declare& multiple(std::string letter, std::string divisor) {
+    op_.multiples.emplace_back(std::move(letter), std::move(divisor));
+    return *this;
+  }
+
+  Declare& growing() { return op_.growing = true, *this; }
+  template <double (*F)(const Args&)>
+  Declare& largest_logit() {
+    op_.largest_logit = [](const void* args) { return F(*static_cast<const Args*>(args)); };
+    return *this;
+  }
+  template <Status (*F)(const Args&, const Dims&)>
+  Declare& check() {
+    op_.check = [](const void* args, const Dims& dims) { return F(*static_cast<const Args*>(args), dims); };
+    return *this;
+  }
+  template <Cost (*F)(const Args&, const Dims&, Pass)>
+  Declare& cost() {
+    op_.cost = [](const void* args, const Dims& dims, Pass pass) { return F(*static_cast<const Args*>(args), dims, pass); };
+    return *this;
+  }
+  // forward(args, out, launch); backward(args, out, grads, launch) or nullptr; workspace(args, pass, workers) in bytes.
+  template <auto Forward, auto Backward, int64_t (*Workspace)(const Args&, Pass, int)>
+  Declare& impl(std::string name, std::string (*missing)()) {
+    Impl impl{.name = std::move(name), .missing = missing};
+    impl.forward = [](const void* args, const void* out, const Launch& launch) {
+      Forward(*static_cast<const Args*>(args), *static_cast<const Out*>(out), launch);
+    };
+    if constexpr (!std::is_null_pointer_v<decltype(Backward)>) {
+      impl.backward = [](const void* args, const void* out, const void* grads, const Launch& launch) {
+        Backward(*static_cast<const Args*>(args), *static_cast<const Out*>(out), *static_cast<const Grads*>(grads), launch);
+      };
+    }
+    impl.workspace = [](const void* args, Pass pass, int workers) {
+      return Workspace(*static_cast<const Args*>(args), pass, workers);
+    };
+    op_.impls.push_back(std::move(impl));
+    return *this;
+  }
+
+  operator Op() const { return op_; }
+
+ private:
+  template <class S, class M>
+  static size_t offset(M S::*member) {
+    static const S probe{};
+    return static_cast<size_t>(reinterpret_cast<const char*>(&(probe.*member)) - reinterpret_cast<const char*>(&probe));
+  }
+  Declare& add_option(std::string name, OptionKind kind, size_t offset, double low, double high, std::string doc) {
+    op_.options.push_back(
+        {.name = std::move(name), .doc = std::move(doc), .kind = kind, .offset = offset, .low = low, .high = high});
+    return *this;
+  }
+  Op op_;
+  TensorDecl* last_ = nullptr;
+};
+
+// Availability of the implementations every mechanism has: the reference, and one per instruction set.
+std::string always_available();
+template <int isa>
+std::string isa_available();
+
+// .impl<...> for each instruction set that this build has: LINNET_ISA_IMPLS(softmax) expands to the kernels
+// linnet::portable::softmax_forward, softmax_backward, softmax_workspace and so on.
+#if defined(LINNET_HAS_avx512)
+#define LINNET_ISA_IMPLS(stem)                                                                                         \
+  .impl<portable::stem##_forward, portable::stem##_backward, portable::stem##_workspace>("portable", isa_available<0>) \
+      .impl<avx2::stem##_forward, avx2::stem##_backward, avx2::stem##_workspace>("avx2", isa_available<1>)             \
+      .impl<avx512::stem##_forward, avx512::stem##_backward, avx512::stem##_workspace>("avx512", isa_available<2>)
+#define LINNET_ISA_IMPLS_FORWARD(stem)                                                               \
+  .impl<portable::stem##_forward, nullptr, portable::stem##_workspace>("portable", isa_available<0>) \
+      .impl<avx2::stem##_forward, nullptr, avx2::stem##_workspace>("avx2", isa_available<1>)         \
+      .impl<avx512::stem##_forward, nullptr, avx512::stem##_workspace>("avx512", isa_available<2>)
+#else
+#define LINNET_ISA_IMPLS(stem) \
+  .impl<portable::stem##_forward, portable::stem##_backward, portable::stem##_workspace>("portable", isa_available<0>)
+#define LINNET_ISA_IMPLS_FORWARD(stem) \
+  .impl<portable::stem##_forward, nullptr, portable::stem##_workspace>("portable", isa_available<0>)
+#endif
+
+}  // namespace linnet

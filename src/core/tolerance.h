@@ -1,0 +1,42 @@
+// Every tolerance of the project, once. Tests, `linnet check` and the Python tests read them from here.
+//
+// Two metrics, both gated: RMS error / RMS reference <= rms, and max error / max reference <= 20 rms.
+// Low precision is compared with the reference run in double on the inputs as rounded to that type.
+#pragma once
+
+#include "args.h"
+
+namespace linnet {
+
+enum class Against { reference, vectors };  // the reference of this project, or stored vector files
+
+inline constexpr double kMaxOverRms = 20;
+inline constexpr double kCancelled = 1e-4;  // a reference everywhere below this part of the call's scale is all cancellation,
+inline constexpr double kCancelledEpsilons =
+    16;  // and passes when its largest error is below this many eps of the type x scale
+
+// The RMS gate. `growing`: a state that only grows (ungated sums). `largest_logit`: of exponential weights, 0 for others.
+inline double rms_gate(Dtype dtype, Pass pass, Against against, bool growing, double largest_logit) {
+  const bool forward = pass == Pass::forward;
+  double gate = 0;
+  switch (dtype) {
+    case Dtype::f64: gate = against == Against::vectors ? (forward ? 1e-10 : 1e-7) : (forward ? 1e-12 : 1e-11); break;
+    case Dtype::f32: gate = forward ? (growing ? 2e-6 : 1e-6) : 1e-5; break;
+    case Dtype::f16: gate = forward ? 5e-4 : 1.5e-3; break;  // 3e-4 where no matrix unit rounds intermediates
+    case Dtype::bf16: gate = forward ? 4e-3 : 8e-3; break;   // 2.5e-3 likewise
+    default: return 0;
+  }
+  return gate * (1 + largest_logit / 32);
+}
+
+inline double epsilon(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f64: return 0x1p-52;
+    case Dtype::f32: return 0x1p-23;
+    case Dtype::f16: return 0x1p-10;
+    case Dtype::bf16: return 0x1p-7;
+    default: return 0;
+  }
+}
+
+}  // namespace linnet

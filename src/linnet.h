@@ -1,0 +1,9 @@
+// The public interface of Linnet: one include for everything.
+#pragma once
+
+#include "core/executor.h"
+#include "core/op.h"
+#include "core/status.h"
+#include "core/view.h"
+#include "mechanisms/linear/linear.h"
+#include "mechanisms/softmax/softmax.h"

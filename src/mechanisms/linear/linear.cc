@@ -1,0 +1,175 @@
+#include "linear.h"
+
+#include "core/op.h"
+
+namespace linnet {
+namespace {
+
+const std::vector<std::string> kMaps = {"identity", "elu1",     "relu",    "relu2", "silu", "softplus",
+                                        "exp",      "hedgehog", "taylor2", "dpfp",  "t2r"};
+
+const std::vector<std::pair<std::string, std::string>> kFeatures = {
+    {"identity", "K"},
+    {"elu1", "K"},
+    {"relu", "K"},
+    {"relu2", "K"},
+    {"silu", "K"},
+    {"softplus", "K"},
+    {"exp", "K"},
+    {"hedgehog", "2*K"},
+    {"taylor2", "1+K+K*(K+1)//2"},
+    {"dpfp", "2*K*dpfp_nu"},
+    {"t2r", "R"},
+};
+
+template <class Args>
+Status check_map(const char* op, const Args& args, const Dims& dims) {
+  const std::string name = op;
+  const bool t2r = args.map == FeatureMap::t2r;
+  if (t2r && !args.w.given()) return bad_input(name + ": w is missing; map t2r needs it");
+  if (!t2r && args.w.given()) {
+    return bad_input(name + ": w is given, expected none with map " + kMaps[static_cast<size_t>(args.map)]);
+  }
+  if (t2r && dims["Hq"] != dims["Hk"]) {
+    return bad_input(name + ": k has " + std::to_string(dims["Hk"]) + " heads, expected " + std::to_string(dims["Hq"]) +
+                     " (same as q) with map t2r");
+  }
+  const bool is_signed = args.map == FeatureMap::identity || args.map == FeatureMap::silu;
+  if (args.normalize && is_signed && !args.allow_signed) {
+    return bad_input(name + ": normalize with map " + kMaps[static_cast<size_t>(args.map)] +
+                     " can divide by zero; choose a positive map or set allow_signed");
+  }
+  return {};
+}
+
+Status check_linear(const LinearArgs& args, const Dims& dims) {
+  LINNET_TRY(check_map("linear", args, dims));
+  if ((args.causal || args.cu_seqlens.given()) && dims["S"] != dims["T"]) {
+    return bad_input("linear: k has " + std::to_string(dims["S"]) + " tokens, expected " + std::to_string(dims["T"]) +
+                     " (same as q) when causal or packed");
+  }
+  return {};
+}
+
+Status check_decode(const LinearDecodeArgs& args, const Dims& dims) {
+  LINNET_TRY(check_map("linear_decode", args, dims));
+  if (args.normalize && !args.z.given()) return bad_input("linear_decode: z is missing; normalize needs it");
+  return {};
+}
+
+// recurrence.md section 9: causal 2 C (F + V) / 2 for the triangle's half + 4 F V per token and head, chunks of C = 32 here.
+Cost cost_linear(const LinearArgs& args, const Dims& dims, Pass pass) {
+  const double H = static_cast<double>(dims["H"]), F = static_cast<double>(dims["F"]), V = static_cast<double>(dims["V"]);
+  const double B = static_cast<double>(dims["B"]), T = static_cast<double>(dims["T"]), S = static_cast<double>(dims["S"]);
+  const double element = static_cast<double>(dtype_size(args.q.dtype));
+  const double rows = element * B *
+                      (T * static_cast<double>(dims["Hq"] * dims["K"]) + S * static_cast<double>(dims["Hk"] * dims["K"]) +
+                       S * static_cast<double>(dims["Hv"]) * V);
+  const double results = element * B * T * H * V + 4 * static_cast<double>(dims["N"]) * H * F * (V + 1);
+  constexpr double kChunk = 32;
+  const double triangle = args.causal ? kChunk * (F + V) * T : 0;
+  const double forward = B * H * (2 * F * V * (T + S) + triangle);
+  if (pass == Pass::forward) return {forward, rows + results};
+  return {2.5 * forward, 2 * rows + results};
+}
+
+Cost cost_decode(const LinearDecodeArgs&, const Dims& dims, Pass) {
+  const double state = static_cast<double>(dims["B"] * dims["H"] * dims["F"] * dims["V"]);
+  return {4 * state * static_cast<double>(dims["T"]), 8 * state};
+}
+
+}  // namespace
+
+// clang-format off
+const Op& linear_op() {
+  using A = LinearArgs;
+  using O = LinearOut;
+  using G = LinearGrads;
+  static const Op op =
+      Declare<A, O, G>("linear", "linear", "linear attention with a feature map")
+          .equation("S_t = S_{t-1} + phi(k_t) v_t^T;  o_t = scale S_t^T phi(q_t), divided by scale phi(q_t).z_t + eps when normalised")
+          .decode("linear_decode")
+          .input("q", &A::q, "B T Hq K", "queries, before the map").grad(&G::dq)
+          .input("k", &A::k, "B S Hk K", "keys, before the map; S = T when causal").grad(&G::dk)
+          .input("v", &A::v, "B S Hv V", "values").grad(&G::dv)
+          .input("w", &A::w, "Hq R K", "map t2r: phi(x) = relu(w x)").element(Element::param).optional().grad(&G::dw)
+          .input("key_mask", &A::key_mask, "B S", "keys with 0 are dropped from the sums").element(Element::mask).optional()
+          .input("cu_seqlens", &A::cu_seqlens, "N+1", "offsets of packed sequences; q is then [total, H, K]")
+          .element(Element::index).values(Values::offsets, "T").optional()
+          .input("initial_state", &A::initial_state, "N H F V", "S before the first token; zeros when absent")
+          .element(Element::acc).optional().grad(&G::dinitial_state)
+          .input("initial_z", &A::initial_z, "N H F", "z before the first token; zeros when absent")
+          .element(Element::acc).optional().grad(&G::dinitial_z)
+          .output("out", &O::out, "B T H V", "the read of the state").grad(&G::dout).saved()
+          .output("final_state", &O::final_state, "N H F V", "S after the last key").element(Element::acc).optional().grad(&G::dfinal_state)
+          .output("final_z", &O::final_z, "N H F", "z after the last key").element(Element::acc).optional().grad(&G::dfinal_z)
+          .output("den", &O::den, "B T H*normalize", "the denominators").element(Element::acc).optional().saved()
+          .option("map", &A::map, kMaps, "the feature map phi")
+          .option("causal", &A::causal, "a token sees no later key")
+          .option("normalize", &A::normalize, "divide by the sum of the weights")
+          .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies the weights; default 1 when normalised, K^-0.5 otherwise")
+          .option("eps", &A::eps, 0, kAnyReal, "added to the denominator")
+          .option("dpfp_nu", &A::dpfp_nu, 1, 64, "map dpfp: number of rolls")
+          .option("allow_signed", &A::allow_signed, "normalise although identity and silu can make the denominator zero")
+          .letter("H", "max(Hq,max(Hk,Hv))")
+          .letter("N", "B")
+          .letter_by("F", "map", kFeatures)
+          .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
+          .growing()
+          .check<check_linear>()
+          .cost<cost_linear>()
+          .impl<ref::linear_forward, ref::linear_backward, ref::linear_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS(linear);
+  return op;
+}
+
+const Op& linear_decode_op() {
+  using A = LinearDecodeArgs;
+  using O = LinearDecodeOut;
+  static const Op op =
+      Declare<A, O, LinearDecodeGrads>("linear_decode", "linear", "continues linear attention token by token, the state in place")
+          .equation("S += phi(k) v^T;  z += phi(k);  o = scale S^T phi(q), divided by scale phi(q).z + eps when normalised")
+          .input("q", &A::q, "B T Hq K", "queries of the new tokens, before the map")
+          .input("k", &A::k, "B T Hk K", "keys of the new tokens, before the map")
+          .input("v", &A::v, "B T Hv V", "values of the new tokens")
+          .input("w", &A::w, "Hq R K", "map t2r: phi(x) = relu(w x)").element(Element::param).optional()
+          .input("state", &A::state, "B H F V", "S; read and overwritten").element(Element::acc).mutated()
+          .input("z", &A::z, "B H F", "z; read and overwritten; required when normalised").element(Element::acc).mutated().optional()
+          .input("compensation", &A::compensation, "B H F V", "what rounding took from the state, zeros at first; for very long decoding")
+          .element(Element::acc).mutated().optional()
+          .output("out", &O::out, "B T H V", "the read of the state")
+          .option("map", &A::map, kMaps, "the feature map phi")
+          .option("normalize", &A::normalize, "divide by the sum of the weights")
+          .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies the weights; default 1 when normalised, K^-0.5 otherwise")
+          .option("eps", &A::eps, 0, kAnyReal, "added to the denominator")
+          .option("dpfp_nu", &A::dpfp_nu, 1, 64, "map dpfp: number of rolls")
+          .option("allow_signed", &A::allow_signed, "normalise although identity and silu can make the denominator zero")
+          .letter("H", "max(Hq,max(Hk,Hv))")
+          .letter_by("F", "map", kFeatures)
+          .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
+          .growing()
+          .check<check_decode>()
+          .cost<cost_decode>()
+          .impl<ref::linear_decode_forward, nullptr, ref::linear_decode_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(linear_decode);
+  return op;
+}
+// clang-format on
+
+Status linear(const LinearArgs& args, const LinearOut& out, const Context& context) {
+  return run(linear_op(), Pass::forward, &args, &out, nullptr, context);
+}
+Status linear_backward(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads, const Context& context) {
+  return run(linear_op(), Pass::backward, &args, &out, &grads, context);
+}
+int64_t linear_workspace(const LinearArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(linear_op(), pass, &args, context);
+}
+Status linear_decode(const LinearDecodeArgs& args, const LinearDecodeOut& out, const Context& context) {
+  return run(linear_decode_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t linear_decode_workspace(const LinearDecodeArgs& args, const Context& context) {
+  return workspace_bytes(linear_decode_op(), Pass::forward, &args, context);
+}
+
+}  // namespace linnet
