@@ -5,13 +5,15 @@ PYTHON ?= python3
 JOBS   ?= $(shell nproc)
 VENV   := $(CURDIR)/.venv
 
-export PYTHON
+MAKEFLAGS += --no-print-directory
+export PYTHON JOBS
 
 # The first configuration of a build folder chooses its generator and compiler cache; a later one must not change them.
 configure = cmake --log-level=NOTICE -S . -B $(1) $(if $(wildcard $(1)/CMakeCache.txt),,$(if $(shell command -v ninja),-G Ninja) \
   $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache) -DCMAKE_BUILD_TYPE=Release)
 
-.PHONY: linnet demo test test-build check bench wheel format lint sanitize clean distclean help
+.PHONY: linnet demo test test-build check bench wheel format lint sanitize sanitize-address sanitize-thread \
+  clean distclean help
 
 linnet: ## build the command, build/linnet (the default)
 	@tools/setup.sh build
@@ -50,9 +52,14 @@ lint: ## check the format, and the sources with clang-tidy
 	@tools/setup.sh lint
 	@tools/lint.sh
 
-sanitize: ## run the C++ tests under the address, undefined and thread sanitizers
-	@tools/setup.sh lint
+sanitize: sanitize-address sanitize-thread ## run the C++ tests under the address, undefined and thread sanitizers
+
+sanitize-address:
+	@tools/setup.sh gtest
 	@tools/sanitize.sh address,undefined $(BUILD)-asan
+
+sanitize-thread:
+	@tools/setup.sh gtest
 	@tools/sanitize.sh thread $(BUILD)-tsan
 
 clean: ## remove all that was built

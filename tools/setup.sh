@@ -3,7 +3,8 @@
 #
 #   tools/setup.sh build    a C++20 compiler, CMake and a build program
 #   tools/setup.sh test     build, and GoogleTest, Python headers, and .venv with the packages of requirements-dev.txt
-#   tools/setup.sh lint     build, and GoogleTest, clang-format, clang-tidy
+#   tools/setup.sh gtest    build, and GoogleTest
+#   tools/setup.sh lint     build, and clang-format, clang-tidy
 #
 # A missing system package is installed when this runs as root on a machine with apt-get; otherwise the one line that installs
 # everything missing is printed. Python packages go into .venv inside the checkout and nowhere else.
@@ -41,8 +42,8 @@ missing_packages() {
       has_venv || echo python3-venv
       has_python_headers || echo python3-dev
       ;;
+    gtest) has_gtest || echo libgtest-dev ;;
     lint)
-      has_gtest || echo libgtest-dev
       has clang-format || echo clang-format
       has clang-tidy || echo clang-tidy
       ;;
@@ -76,7 +77,7 @@ python_packages() {
   local key stamp=.venv/linnet-stamp
   key=$(cat requirements-dev.txt <("$python" -c 'import sys; print(sys.version, sys.base_prefix)') | sha256sum | cut -d' ' -f1)
   if [[ -f $stamp && $(<"$stamp") == "$key" ]] && .venv/bin/python -c '' 2>/dev/null; then return 0; fi
-  echo "setup: installing the packages of requirements-dev.txt into .venv"
+  echo "setup: installing the packages of requirements-dev.txt into .venv (PyTorch is large: this can take minutes)"
   rm -f "$stamp"
   "$python" -m venv --clear .venv || stop "$python -m venv .venv failed"
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt ||
@@ -85,13 +86,13 @@ python_packages() {
 }
 
 case ${1-} in
-  build | lint) system_packages "$1" ;;
+  build | gtest | lint) system_packages "$1" ;;
   test)
     system_packages test
     python_packages
     ;;
   *)
-    echo "usage: tools/setup.sh build | test | lint" >&2
+    echo "usage: tools/setup.sh build | test | gtest | lint" >&2
     exit 2
     ;;
 esac
