@@ -118,8 +118,7 @@ const Op& linear_op() {
           .growing()
           .check<check_linear>()
           .cost<cost_linear>()
-          .impl<ref::linear_forward, ref::linear_backward, ref::linear_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(linear);
+          .impl<ref::linear_forward, ref::linear_backward, ref::linear_workspace>("ref", always_available);
   return op;
 }
 
@@ -150,8 +149,7 @@ const Op& linear_decode_op() {
           .growing()
           .check<check_decode>()
           .cost<cost_decode>()
-          .impl<ref::linear_decode_forward, nullptr, ref::linear_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(linear_decode);
+          .impl<ref::linear_decode_forward, nullptr, ref::linear_decode_workspace>("ref", always_available);
   return op;
 }
 // clang-format on

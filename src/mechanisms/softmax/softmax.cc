@@ -150,8 +150,7 @@ const Op& softmax_op() {
           .multiple("H", "Hkv")
           .check<check_softmax>()
           .cost<cost_softmax>()
-          .impl<ref::softmax_forward, ref::softmax_backward, ref::softmax_workspace>("ref", always_available)
-              LINNET_ISA_IMPLS(softmax);
+          .impl<ref::softmax_forward, ref::softmax_backward, ref::softmax_workspace>("ref", always_available);
   return op;
 }
 
@@ -180,8 +179,7 @@ const Op& softmax_decode_op() {
           .multiple("H", "Hkv")
           .check<check_decode>()
           .cost<cost_decode>()
-          .impl<ref::softmax_decode_forward, nullptr, ref::softmax_decode_workspace>("ref", always_available)
-              LINNET_ISA_IMPLS_FORWARD(softmax_decode);
+          .impl<ref::softmax_decode_forward, nullptr, ref::softmax_decode_workspace>("ref", always_available);
   return op;
 }
 
@@ -208,8 +206,7 @@ const Op& softmax_paged_op() {
           .multiple("H", "Hkv")
           .check<check_paged>()
           .cost<cost_paged>()
-          .impl<ref::softmax_paged_forward, nullptr, ref::softmax_paged_workspace>("ref", always_available)
-              LINNET_ISA_IMPLS_FORWARD(softmax_paged);
+          .impl<ref::softmax_paged_forward, nullptr, ref::softmax_paged_workspace>("ref", always_available);
   return op;
 }
 
@@ -226,8 +223,7 @@ const Op& softmax_merge_op() {
           .output("out", &O::out, "B T H V", "the result over all keys").grad(&G::dout).saved()
           .output("lse", &O::lse, "B T H", "its normaliser").element(Element::acc).optional().grad(&G::dlse).saved()
           .cost<cost_merge>()
-          .impl<ref::softmax_merge_forward, ref::softmax_merge_backward, ref::softmax_merge_workspace>("ref", always_available)
-              LINNET_ISA_IMPLS(softmax_merge);
+          .impl<ref::softmax_merge_forward, ref::softmax_merge_backward, ref::softmax_merge_workspace>("ref", always_available);
   return op;
 }
 // clang-format on
