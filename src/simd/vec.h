@@ -377,10 +377,11 @@ LINNET_INLINE vf to_vf(vu16 h, F16) {
   const vu32 u = __builtin_convertvector(h, vu32), magnitude = (u & 0x7fffu) << 13;  // exponent field in place, bias still 15
   const vf normal = from_bits(magnitude + (112u << 23));                             // 112 = 127 - 15
   const vf subnormal = from_bits(magnitude + (113u << 23)) - 0x1p-14f;  // 2^-14 (1 + m/1024) - 2^-14, between normal floats
-  const vu32 quiet = reinterpret_cast<vu32>(magnitude > (0x1fu << 23)) & 0x400000u;
+  const vi32 size = reinterpret_cast<vi32>(magnitude);                  // below 2^31, and SSE2 compares signed integers only
+  const vu32 quiet = reinterpret_cast<vu32>(size > (0x1f << 23)) & 0x400000u;
   const vf special = from_bits(magnitude | (0xffu << 23) | quiet);
-  vf r = select(reinterpret_cast<mf>(magnitude < (1u << 23)), subnormal, normal);
-  r = select(reinterpret_cast<mf>(magnitude >= (0x1fu << 23)), special, r);
+  vf r = select(size < (1 << 23), subnormal, normal);
+  r = select(size >= (0x1f << 23), special, r);
   return from_bits(bits(r) | ((u & 0x8000u) << 16));
 #endif
 }
@@ -393,11 +394,12 @@ LINNET_INLINE vu16 from_vf(vf a, F16) {
   return reinterpret_cast<vu16>(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #else
   const vu32 u = bits(a) & 0x7fffffffu;
+  const vi32 size = reinterpret_cast<vi32>(u);
   const vu32 normal = (u + (0xfffu + ((u >> 13) & 1u)) - (112u << 23)) >> 13;  // a carry runs into the exponent, up to infinity
   const vu32 subnormal = bits(from_bits(u) + 0.5f) - 0x3f000000u;              // the last place of 0.5f is 2^-24
   const vf special = select(is_nan(a), from_bits((u >> 13 & 0x3ffu) | 0x7e00u), from_bits(vu32{} + 0x7c00u));
-  vf r = select(reinterpret_cast<mf>(u < (113u << 23)), from_bits(subnormal), from_bits(normal));
-  r = select(reinterpret_cast<mf>(u >= (143u << 23)), special, r);  // 143 = 127 + 16: 65536 and above
+  vf r = select(size < (113 << 23), from_bits(subnormal), from_bits(normal));
+  r = select(size >= (143 << 23), special, r);  // 143 = 127 + 16: 65536 and above
   return __builtin_convertvector(bits(r) | ((bits(a) >> 16) & 0x8000u), vu16);
 #endif
 }
