@@ -1,0 +1,24 @@
+# cmake --install: the library with its headers (find_package(linnet)), the C header and the command.
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/linnet)
+install(TARGETS linnet EXPORT linnet_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet
+  FILES_MATCHING PATTERN "linnet.h" PATTERN "linnet_c.h"
+  PATTERN "core/args.h" PATTERN "core/executor.h" PATTERN "core/launch.h" PATTERN "core/op.h" PATTERN "core/status.h" PATTERN "core/view.h"
+  PATTERN "cli" EXCLUDE PATTERN "check" EXCLUDE PATTERN "torch" EXCLUDE PATTERN "simd" EXCLUDE)
+# The public header of each mechanism has the name of its folder.
+file(GLOB folders RELATIVE ${CMAKE_SOURCE_DIR}/src/mechanisms CONFIGURE_DEPENDS src/mechanisms/*/)
+foreach(folder ${folders})
+  if(EXISTS ${CMAKE_SOURCE_DIR}/src/mechanisms/${folder}/${folder}.h)
+    install(FILES src/mechanisms/${folder}/${folder}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/mechanisms/${folder})
+  endif()
+endforeach()
+install(EXPORT linnet_targets NAMESPACE linnet:: DESTINATION ${package_dir})
+file(WRITE ${CMAKE_BINARY_DIR}/linnet-config.cmake
+  "include(CMakeFindDependencyMacro)\nfind_dependency(Threads)\ninclude(\${CMAKE_CURRENT_LIST_DIR}/linnet_targets.cmake)\n")
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/linnet-config-version.cmake COMPATIBILITY SameMajorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/linnet-config.cmake ${CMAKE_BINARY_DIR}/linnet-config-version.cmake DESTINATION ${package_dir})
+if(TARGET linnet_command)
+  install(TARGETS linnet_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
