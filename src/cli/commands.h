@@ -1,0 +1,3 @@
+// Every subcommand, in the order of `linnet --help`: one line each.
+LINNET_COMMAND(list)
+LINNET_COMMAND(info)

@@ -1,0 +1,177 @@
+// linnet info OP: the declaration of an operator, its equation, and which implementation a call runs and why.
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "cli/command.h"
+#include "cli/print.h"
+#include "core/isa.h"
+#include "core/op.h"
+
+namespace linnet::cli {
+namespace {
+
+std::string bracketed(const std::string& shape) {
+  std::string text = "[";
+  for (const char c : shape) {
+    if (c == ' ') {
+      text += ", ";
+    } else {
+      text += c;
+    }
+  }
+  return text + "]";
+}
+
+std::string element_text(const TensorDecl& decl) {
+  switch (decl.element) {
+    case Element::io: return "io";
+    case Element::acc: return "acc";
+    case Element::param: return "io or acc";
+    case Element::index: return "i32 or i64";
+    case Element::mask: return "u8";
+  }
+  return "";
+}
+
+std::string remarks(const TensorDecl& decl, bool input) {
+  std::string text;
+  const auto add = [&](bool on, const char* word) {
+    if (on) text += (text.empty() ? "" : ", ") + std::string(word);
+  };
+  add(decl.optional, "optional");
+  add(decl.broadcast, "broadcast");
+  add(decl.mutated, "overwritten");
+  add(decl.differentiable, input ? "gradient" : "takes a gradient");
+  add(decl.saved, "kept for the backward");
+  return text;
+}
+
+std::string kind_text(const OptionDecl& option) {
+  const auto bound = [](double x) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.15g", x);
+    return std::string(text);
+  };
+  switch (option.kind) {
+    case OptionKind::boolean: return "0 or 1";
+    case OptionKind::window: return "left,right";
+    case OptionKind::choice: {
+      std::string text;
+      for (const std::string& choice : option.choices) text += (text.empty() ? "" : " ") + choice;
+      return text;
+    }
+    case OptionKind::real:
+    case OptionKind::maybe_real:
+    case OptionKind::integer: break;
+  }
+  const std::string kind = option.kind == OptionKind::integer ? "whole number" : "number";
+  const bool open_above = option.high >= static_cast<double>(kAnyCount), open_below = option.low <= -kAnyReal;
+  if (open_above && open_below) return kind;
+  if (open_above) return kind + " >= " + bound(option.low);
+  return kind + " " + bound(option.low) + " to " + bound(option.high);
+}
+
+void print_tensors(const char* title, const std::vector<TensorDecl>& tensors, bool inputs) {
+  Table table({{title}, {"shape"}, {"type"}, {""}, {""}});
+  for (const TensorDecl& decl : tensors) {
+    table.row({"  " + decl.name, bracketed(decl.shape), element_text(decl), decl.doc, remarks(decl, inputs)});
+  }
+  table.print(stdout);
+  std::printf("\n");
+}
+
+void print_text(const Op& op, const Impl& chosen) {
+  std::printf("%s: %s\n\n  %s\n\n", op.name.c_str(), op.summary.c_str(), op.equation.c_str());
+  print_tensors("inputs", op.inputs, true);
+  print_tensors("outputs", op.outputs, false);
+  std::printf("  io: f64, f32, bf16 or f16, that of %s; acc: f32, f64 in an f64 call; the last dimension is contiguous\n\n",
+              op.inputs.front().name.c_str());
+  if (!op.options.empty()) {
+    alignas(std::max_align_t) char args[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
+    op.construct(args, out, grads);
+    Table table({{"options"}, {"default"}, {"values"}, {""}});
+    for (const OptionDecl& option : op.options) {
+      table.row({"  " + option.name, option_text(option, args), kind_text(option), option.doc});
+    }
+    table.print(stdout);
+    std::printf("\n");
+  }
+  if (!op.letters.empty() || !op.multiples.empty()) {
+    std::printf("sizes\n");
+    for (const LetterRule& rule : op.letters) {
+      std::printf("  %s = ", rule.letter.c_str());
+      if (rule.by.empty()) std::printf("%s unless a tensor shows it", rule.cases.front().second.c_str());
+      std::vector<std::string> seen;  // maps of the same size stand together
+      for (size_t i = 0; !rule.by.empty() && i < rule.cases.size(); ++i) {
+        const std::string& expression = rule.cases[i].second;
+        if (std::find(seen.begin(), seen.end(), expression) != seen.end()) continue;
+        std::string names;
+        for (const auto& [name, other] : rule.cases) {
+          if (other == expression) names += (names.empty() ? "" : " ") + name;
+        }
+        std::printf("%s%s (%s)", seen.empty() ? "" : ", ", expression.c_str(), names.c_str());
+        seen.push_back(expression);
+      }
+      std::printf("\n");
+    }
+    for (const auto& [whole, part] : op.multiples) std::printf("  %s divides %s\n", part.c_str(), whole.c_str());
+    std::printf("\n");
+  }
+  Table table({{"implementations"}, {"passes"}, {"here"}});
+  for (const Impl& impl : op.impls) {
+    const std::string reason = impl.missing();
+    const std::string here = &impl == &chosen ? "chosen" : reason.empty() ? "usable" : "no: " + reason;
+    table.row({"  " + impl.name, impl.backward == nullptr ? "fwd" : "fwd bwd", here});
+  }
+  table.print(stdout);
+  const char* isa = std::getenv("LINNET_ISA");
+  const char* impl = std::getenv("LINNET_IMPL");
+  if (impl != nullptr && *impl != '\0') {
+    std::printf("  LINNET_IMPL=%s is set\n", impl);
+  } else if (isa != nullptr && *isa != '\0') {
+    std::printf("  the best one within LINNET_ISA=%s is chosen\n", isa);
+  } else {
+    std::printf("  the last usable one is chosen; LINNET_ISA=portable|avx2|avx512 limits the instruction set,\n");
+    std::printf("  LINNET_IMPL=%s:%s forces an implementation\n", op.name.c_str(), op.impls.front().name.c_str());
+  }
+  std::printf("  CUDA: this build has no CUDA kernels\n");
+  if (!op.decode.empty()) std::printf("\nlinnet info %s: the same, continued token by token\n", op.decode.c_str());
+}
+
+int info_main(const Arguments& args) {
+  std::vector<std::string> names;
+  for (const Op* op : all_ops()) names.push_back(op->name);
+  if (args.rest().empty()) return fail(bad_input("info: which operator? linnet list shows them"));
+  if (args.rest().size() > 1) {
+    return fail(bad_input("info: one operator at a time, " + std::to_string(args.rest().size()) + " were given"));
+  }
+  const std::string& name = args.rest().front();
+  const Op* op = find_op(name);
+  if (op == nullptr) {
+    const std::string hint = did_you_mean(name, names);
+    return fail(bad_input("info: there is no operator '" + name + "'" + (hint.empty() ? "; linnet list shows them" : hint)));
+  }
+  const Impl* chosen;
+  if (const Status status = choose_impl(*op, Pass::forward, {}, &chosen); !status.ok()) return fail(status);
+  print_text(*op, *chosen);
+  return kDone;
+}
+
+}  // namespace
+
+const Command& info_command() {
+  static const Command command = {
+      .name = "info",
+      .summary = "an operator's declaration, equation and implementations",
+      .usage = "OP [--json]",
+      .details = "example: linnet info softmax",
+      .options = {{"json", "", "print JSON"}},
+      .run = info_main,
+  };
+  return command;
+}
+
+}  // namespace linnet::cli

@@ -1,0 +1,66 @@
+// linnet list: the operators and what runs where on this machine.
+#include <cstdio>
+
+#include "cli/command.h"
+#include "cli/print.h"
+#include "core/executor.h"
+#include "core/isa.h"
+#include "core/json.h"
+#include "core/op.h"
+
+namespace linnet::cli {
+namespace {
+
+int list_main(const Arguments& args) {
+  for (const std::string& word : args.rest()) {
+    return fail(
+        bad_input("list: it takes no argument, '" + word + "' was given; linnet info " + word + " describes one operator"));
+  }
+  Isa isa;
+  if (const Status status = isa_choice(&isa); !status.ok()) return fail(status);
+  const bool json = args.has("json");
+  JsonWriter writer(2);
+  Table table({{"operator"}, {"passes"}, {"runs here"}, {"chosen"}, {"summary"}});
+  writer.begin_object().member("isa", isa_name(isa)).member("threads", default_executor().workers());
+  writer.key("operators").begin_array();
+  for (const Op* op : all_ops()) {
+    const Impl* chosen;
+    if (const Status status = choose_impl(*op, Pass::forward, {}, &chosen); !status.ok()) return fail(status);
+    const bool backward = op->differentiable();
+    std::string usable;
+    writer.begin_object().member("name", op->name).member("mechanism", op->mechanism).member("summary", op->summary);
+    writer.member("forward", true).member("backward", backward).member("chosen", chosen->name);
+    writer.key("implementations").begin_array();
+    for (const Impl& impl : op->impls) {
+      const std::string reason = impl.missing();
+      if (reason.empty()) usable += (usable.empty() ? "" : " ") + impl.name;
+      writer.begin_object().member("name", impl.name).member("usable", reason.empty()).member("reason", reason).end_object();
+    }
+    writer.end_array().end_object();
+    table.row({op->name, backward ? "fwd bwd" : "fwd", usable, chosen->name, op->summary});
+  }
+  writer.end_array().end_object();
+  if (json) {
+    std::printf("%s\n", writer.text().c_str());
+    return kDone;
+  }
+  table.print(stdout);
+  std::printf("\nCPU: %s, %d threads; CUDA: this build has no CUDA kernels\n", isa_name(isa), default_executor().workers());
+  return kDone;
+}
+
+}  // namespace
+
+const Command& list_command() {
+  static const Command command = {
+      .name = "list",
+      .summary = "operators, and what runs where on this machine",
+      .usage = "[--json]",
+      .details = "`chosen` is what a call runs now, LINNET_ISA and LINNET_IMPL included; linnet info OP tells why.",
+      .options = {{"json", "", "print JSON"}},
+      .run = list_main,
+  };
+  return command;
+}
+
+}  // namespace linnet::cli
