@@ -103,7 +103,7 @@ const Op& linear_op() {
           .output("out", &O::out, "B T H V", "the read of the state").grad(&G::dout).saved()
           .output("final_state", &O::final_state, "N H F V", "S after the last key").element(Element::acc).optional().grad(&G::dfinal_state)
           .output("final_z", &O::final_z, "N H F", "z after the last key").element(Element::acc).optional().grad(&G::dfinal_z)
-          .output("den", &O::den, "B T H*normalize", "the denominators").element(Element::acc).optional().saved()
+          .output("den", &O::den, "B T H*normalize", "the denominators; map exp: their logarithms").element(Element::acc).optional().saved()
           .option("map", &A::map, kMaps, "the feature map phi")
           .option("causal", &A::causal, "a token sees no later key")
           .option("normalize", &A::normalize, "divide by the sum of the weights")

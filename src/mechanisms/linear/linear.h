@@ -34,7 +34,7 @@ struct LinearOut {
   View out;          // [B, T, H, V]
   View final_state;  // [N, H, F, V] f32: S after the last key, the initial state included
   View final_z;      // [N, H, F] f32
-  View den;          // [B, T, H] f32 when normalised, else [B, T, 0]
+  View den;          // [B, T, H] f32 when normalised, else [B, T, 0]; map exp: the logarithm, which cannot overflow
 };
 struct LinearGrads {
   View dout, dfinal_state, dfinal_z;                // incoming; absent = zero
