@@ -6,7 +6,8 @@ install(TARGETS linnet EXPORT linnet_targets ARCHIVE DESTINATION ${CMAKE_INSTALL
 install(DIRECTORY src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet
   FILES_MATCHING PATTERN "linnet.h" PATTERN "linnet_c.h"
   PATTERN "core/args.h" PATTERN "core/executor.h" PATTERN "core/launch.h" PATTERN "core/op.h" PATTERN "core/status.h" PATTERN "core/view.h"
-  PATTERN "cli" EXCLUDE PATTERN "check" EXCLUDE PATTERN "torch" EXCLUDE PATTERN "simd" EXCLUDE)
+  PATTERN "cli" EXCLUDE PATTERN "check" EXCLUDE
+  PATTERN "bench" EXCLUDE PATTERN "compare" EXCLUDE PATTERN "report" EXCLUDE PATTERN "torch" EXCLUDE PATTERN "simd" EXCLUDE)
 # The public header of each mechanism has the name of its folder.
 file(GLOB folders RELATIVE ${CMAKE_SOURCE_DIR}/src/mechanisms CONFIGURE_DEPENDS src/mechanisms/*/)
 foreach(folder ${folders})

@@ -1,0 +1,18 @@
+// machine: where and with what a number was measured.
+#pragma once
+
+#include <string>
+
+namespace linnet::bench {
+
+struct Machine {
+  std::string cpu;     // model name
+  int cores = 1;       // usable by this process
+  std::string caches;  // "L1d 32 KiB, L2 1 MiB, L3 32 MiB": of one core, of the group that shares it
+};
+Machine this_machine();
+
+std::string today();   // "2026-01-31"
+std::string commit();  // of the sources of this build, "unknown" outside a checkout; "+" when files were changed
+
+}  // namespace linnet::bench

@@ -1,0 +1,104 @@
+"""The other side of src/bench/peer.h: runs what a user would take instead, and says how long each call took.
+
+`linnet bench --peers` starts this text with a socket's number and a thread count. Each mechanism adds functions in
+src/mechanisms/<mechanism>/<mechanism>_peer.py: a function with the operator's name takes a Case and returns (name, call), or
+None where no peer offers the case; `call` does the work once. Those files stand behind this one, and a last line calls serve().
+"""
+
+import json
+import socket
+import sys
+import time
+
+try:
+    import torch
+except ImportError as error:
+    torch, why_not = None, str(error)
+
+
+class Case:
+    """One case: letters (case["T"]), options (case.options), dtype, and whether gradients are wanted."""
+
+    def __init__(self, message):
+        self.op = message["op"]
+        self.letters = message["letters"]
+        self.options = message["options"]
+        self.lengths = message["lengths"]  # values of the tensors that count tokens
+        self.dtype = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[message["dtype"]]
+        self.backward = message["pass"] != "fwd"
+
+    def __getitem__(self, letter):
+        return self.letters[letter]
+
+    def random(self, shape, dtype=None):
+        """Normal numbers of a shape in letters: case.random("B H T K")."""
+        return torch.randn([self.letters[letter] for letter in shape.split()]).to(dtype or self.dtype)
+
+    def default(self, *names):
+        """Whether these options all have the values that switch them off."""
+        off = {"window": "-1,-1", "softcap": "0", "prefix": "0", "chunk": "0", "scale": "none", "bias": ""}
+        return all(self.options.get(name, off[name]) == off[name] for name in names)
+
+    def work(self, function, *tensors):
+        """function(*tensors) once, or once forward and once backward when the case asks for gradients."""
+        if not self.backward:
+            def forward():
+                with torch.no_grad():
+                    function(*tensors)
+            return forward
+        leaves = [tensor.requires_grad_() for tensor in tensors]
+        with torch.no_grad():
+            gradient = torch.randn_like(function(*leaves))
+
+        def both():
+            for leaf in leaves:
+                leaf.grad = None
+            function(*leaves).backward(gradient)
+        return both
+
+
+def fastest(calls):
+    """Of several (name, call), the one whose better time of two is least."""
+    def time_of(call):
+        best = float("inf")
+        for _ in range(2):
+            start = time.perf_counter()
+            call()
+            best = min(best, time.perf_counter() - start)
+        return best
+    return min(calls, key=lambda named: time_of(named[1]))
+
+
+def serve(channel, threads):
+    stream = socket.socket(fileno=channel).makefile("rw")
+
+    def answer(**message):
+        stream.write(json.dumps(message) + "\n")
+        stream.flush()
+
+    if torch is None:
+        return answer(error=why_not)
+    torch.set_num_threads(threads)
+    answer(version="torch " + torch.__version__)
+    call = None
+    for line in stream:
+        message = json.loads(line)
+        try:
+            if "open" in message:
+                torch.manual_seed(1)
+                call = None  # the case before lets go of its memory
+                case = Case(message["open"])
+                named = globals()[case.op](case) if case.op in globals() else None
+                if named is not None:
+                    call = named[1]
+                    call()
+                answer(name=named[0] if named is not None else "")
+            else:
+                seconds, end = [], time.perf_counter() + message["round"]
+                while not seconds or time.perf_counter() < end:
+                    start = time.perf_counter()
+                    call()
+                    seconds.append(time.perf_counter() - start)
+                answer(seconds=seconds)
+        except Exception as error:  # told to the one who asked; the next case may do better
+            answer(error=f"{case.op}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
