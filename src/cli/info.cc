@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/print.h"
+#include "core/describe.h"
 #include "core/isa.h"
 #include "core/op.h"
 
@@ -156,7 +157,11 @@ int info_main(const Arguments& args) {
   }
   const Impl* chosen;
   if (const Status status = choose_impl(*op, Pass::forward, {}, &chosen); !status.ok()) return fail(status);
-  print_text(*op, *chosen);
+  if (args.has("json")) {
+    std::printf("%s\n", describe_json(*op, 2).c_str());
+  } else {
+    print_text(*op, *chosen);
+  }
   return kDone;
 }
 

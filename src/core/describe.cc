@@ -1,0 +1,169 @@
+#include "describe.h"
+
+namespace linnet {
+namespace {
+
+const char* element_name(Element element) {
+  switch (element) {
+    case Element::io: return "io";
+    case Element::acc: return "acc";
+    case Element::param: return "param";
+    case Element::index: return "index";
+    case Element::mask: return "mask";
+  }
+  return "";
+}
+
+const char* values_name(Values values) {
+  switch (values) {
+    case Values::normal: return "normal";
+    case Values::unit_rows: return "unit_rows";
+    case Values::unit_interval: return "unit_interval";
+    case Values::log_decay: return "log_decay";
+    case Values::offsets: return "offsets";
+    case Values::lengths: return "lengths";
+    case Values::page_table: return "page_table";
+  }
+  return "";
+}
+
+const char* kind_name(OptionKind kind) {
+  switch (kind) {
+    case OptionKind::real: return "real";
+    case OptionKind::maybe_real: return "maybe_real";
+    case OptionKind::integer: return "integer";
+    case OptionKind::boolean: return "boolean";
+    case OptionKind::choice: return "choice";
+    case OptionKind::window: return "window";
+  }
+  return "";
+}
+
+void write_text(JsonWriter& json, const char* name, const std::string& text) {
+  json.key(name);
+  if (text.empty()) {
+    json.value(nullptr);
+  } else {
+    json.value(text);
+  }
+}
+
+void write_tensor(JsonWriter& json, const TensorDecl& decl, bool input) {
+  json.begin_object().member("name", decl.name).key("shape").begin_array();
+  for (std::string_view rest = decl.shape; !rest.empty();) {
+    const std::string_view word = rest.substr(0, rest.find(' '));
+    json.value(word);
+    rest.remove_prefix(word.size() == rest.size() ? word.size() : word.size() + 1);
+  }
+  json.end_array().member("doc", decl.doc).member("element", element_name(decl.element));
+  if (input) {
+    json.member("values", values_name(decl.values));
+    write_text(json, "of", decl.of);
+  }
+  json.member("optional", decl.optional);
+  if (input) json.member("mutated", decl.mutated).member("broadcast", decl.broadcast);
+  json.member("differentiable", decl.differentiable);
+  if (!input) json.member("saved", decl.saved);
+  json.end_object();
+}
+
+void write_bound(JsonWriter& json, const char* name, const OptionDecl& option, double bound) {
+  json.key(name);
+  const bool whole = option.kind == OptionKind::integer || option.kind == OptionKind::window;
+  if (bound <= -kAnyReal || bound >= (whole ? 9e15 : kAnyReal)) {
+    json.value(nullptr);
+  } else if (whole) {
+    json.value(static_cast<int64_t>(bound));
+  } else {
+    json.value(bound);
+  }
+}
+
+template <class T>
+const T& at(const char* args, const OptionDecl& option) {
+  return *reinterpret_cast<const T*>(args + option.offset);
+}
+
+void write_default(JsonWriter& json, const OptionDecl& option, const char* args) {
+  json.key("default");
+  switch (option.kind) {
+    case OptionKind::real: json.value(at<double>(args, option)); break;
+    case OptionKind::maybe_real:
+      if (at<Maybe>(args, option).given) {
+        json.value(at<Maybe>(args, option).value);
+      } else {
+        json.value(nullptr);
+      }
+      break;
+    case OptionKind::integer: json.value(at<int64_t>(args, option)); break;
+    case OptionKind::boolean: json.value(at<bool>(args, option)); break;
+    case OptionKind::choice: json.value(option.choices[static_cast<size_t>(at<int32_t>(args, option))]); break;
+    case OptionKind::window:
+      json.begin_array().value(at<Window>(args, option).left).value(at<Window>(args, option).right).end_array();
+      break;
+  }
+}
+
+void write_option(JsonWriter& json, const OptionDecl& option, const char* args) {
+  json.begin_object().member("name", option.name).member("kind", kind_name(option.kind)).member("doc", option.doc);
+  write_default(json, option, args);
+  if (option.kind == OptionKind::choice) {
+    json.key("choices").begin_array();
+    for (const std::string& choice : option.choices) json.value(choice);
+    json.end_array();
+  } else if (option.kind != OptionKind::boolean) {
+    write_bound(json, "low", option, option.low);
+    write_bound(json, "high", option, option.high);
+  }
+  json.end_object();
+}
+
+}  // namespace
+
+void describe(const Op& op, JsonWriter& json) {
+  json.begin_object().member("name", op.name).member("mechanism", op.mechanism).member("summary", op.summary);
+  json.member("equation", op.equation);
+  write_text(json, "decode", op.decode);
+  json.member("differentiable", op.differentiable()).member("growing", op.growing);
+  json.key("inputs").begin_array();
+  for (const TensorDecl& decl : op.inputs) write_tensor(json, decl, true);
+  json.end_array().key("outputs").begin_array();
+  for (const TensorDecl& decl : op.outputs) write_tensor(json, decl, false);
+  json.end_array().key("options").begin_array();
+  alignas(std::max_align_t) char args[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
+  op.construct(args, out, grads);
+  for (const OptionDecl& option : op.options) write_option(json, option, args);
+  json.end_array().key("letters").begin_array();
+  for (const LetterRule& rule : op.letters) {
+    json.begin_object().member("letter", rule.letter);
+    write_text(json, "by", rule.by);
+    json.key("cases").begin_array();
+    for (const auto& [choice, expression] : rule.cases) json.begin_array().value(choice).value(expression).end_array();
+    json.end_array().end_object();
+  }
+  json.end_array().key("multiples").begin_array();
+  for (const auto& [letter, divisor] : op.multiples) json.begin_array().value(letter).value(divisor).end_array();
+  json.end_array().key("implementations").begin_array();
+  for (const Impl& impl : op.impls) {
+    const std::string reason = impl.missing();
+    json.begin_object().member("name", impl.name).member("backward", impl.backward != nullptr);
+    json.member("usable", reason.empty()).member("reason", reason).end_object();
+  }
+  json.end_array().end_object();
+}
+
+std::string describe_json(const Op& op, int indent) {
+  JsonWriter json(indent);
+  describe(op, json);
+  return json.text();
+}
+
+std::string describe_json(int indent) {
+  JsonWriter json(indent);
+  json.begin_object().member("version", LINNET_VERSION).key("ops").begin_array();
+  for (const Op* op : all_ops()) describe(*op, json);
+  json.end_array().end_object();
+  return json.text();
+}
+
+}  // namespace linnet
