@@ -9,6 +9,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- '*.h' '*.hpp' '*.c' '*.cc' '*.cpp' '*.cu' '*.cuh')
 jobs=${JOBS:-$(nproc)}
+((${#sources[@]})) || {
+  echo "lint: git lists no sources here" >&2
+  exit 2
+}
 
 if [[ ${1-} == --fix-format ]]; then
   clang-format -i "${sources[@]}"
