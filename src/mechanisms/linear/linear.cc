@@ -5,22 +5,29 @@
 namespace linnet {
 namespace {
 
-const std::vector<std::string> kMaps = {"identity", "elu1",     "relu",    "relu2", "silu", "softplus",
-                                        "exp",      "hedgehog", "taylor2", "dpfp",  "t2r"};
+// Functions, not constants: declarations are read while libraries are still being loaded, before constants here are set.
+const std::vector<std::string>& maps() {
+  static const std::vector<std::string> names = {"identity", "elu1",     "relu",    "relu2", "silu", "softplus",
+                                                 "exp",      "hedgehog", "taylor2", "dpfp",  "t2r"};
+  return names;
+}
 
-const std::vector<std::pair<std::string, std::string>> kFeatures = {
-    {"identity", "K"},
-    {"elu1", "K"},
-    {"relu", "K"},
-    {"relu2", "K"},
-    {"silu", "K"},
-    {"softplus", "K"},
-    {"exp", "K"},
-    {"hedgehog", "2*K"},
-    {"taylor2", "1+K+K*(K+1)//2"},
-    {"dpfp", "2*K*dpfp_nu"},
-    {"t2r", "R"},
-};
+const std::vector<std::pair<std::string, std::string>>& features() {
+  static const std::vector<std::pair<std::string, std::string>> widths = {
+      {"identity", "K"},
+      {"elu1", "K"},
+      {"relu", "K"},
+      {"relu2", "K"},
+      {"silu", "K"},
+      {"softplus", "K"},
+      {"exp", "K"},
+      {"hedgehog", "2*K"},
+      {"taylor2", "1+K+K*(K+1)//2"},
+      {"dpfp", "2*K*dpfp_nu"},
+      {"t2r", "R"},
+  };
+  return widths;
+}
 
 template <class Args>
 Status check_map(const char* op, const Args& args, const Dims& dims) {
@@ -28,7 +35,7 @@ Status check_map(const char* op, const Args& args, const Dims& dims) {
   const bool t2r = args.map == FeatureMap::t2r;
   if (t2r && !args.w.given()) return bad_input(name + ": w is missing; map t2r needs it");
   if (!t2r && args.w.given()) {
-    return bad_input(name + ": w is given, expected none with map " + kMaps[static_cast<size_t>(args.map)]);
+    return bad_input(name + ": w is given, expected none with map " + maps()[static_cast<size_t>(args.map)]);
   }
   if (t2r && dims["Hq"] != dims["Hk"]) {
     return bad_input(name + ": k has " + std::to_string(dims["Hk"]) + " heads, expected " + std::to_string(dims["Hq"]) +
@@ -36,7 +43,7 @@ Status check_map(const char* op, const Args& args, const Dims& dims) {
   }
   const bool is_signed = args.map == FeatureMap::identity || args.map == FeatureMap::silu;
   if (args.normalize && is_signed && !args.allow_signed) {
-    return bad_input(name + ": normalize with map " + kMaps[static_cast<size_t>(args.map)] +
+    return bad_input(name + ": normalize with map " + maps()[static_cast<size_t>(args.map)] +
                      " can divide by zero; choose a positive map or set allow_signed");
   }
   return {};
@@ -104,7 +111,7 @@ const Op& linear_op() {
           .output("final_state", &O::final_state, "N H F V", "S after the last key").element(Element::acc).optional().grad(&G::dfinal_state)
           .output("final_z", &O::final_z, "N H F", "z after the last key").element(Element::acc).optional().grad(&G::dfinal_z)
           .output("den", &O::den, "B T H*normalize", "the denominators; map exp: their logarithms").element(Element::acc).optional().saved()
-          .option("map", &A::map, kMaps, "the feature map phi")
+          .option("map", &A::map, maps(), "the feature map phi")
           .option("causal", &A::causal, "a token sees no later key")
           .option("normalize", &A::normalize, "divide by the sum of the weights")
           .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies the weights; default 1 when normalised, K^-0.5 otherwise")
@@ -113,7 +120,7 @@ const Op& linear_op() {
           .option("allow_signed", &A::allow_signed, "normalise although identity and silu can make the denominator zero")
           .letter("H", "max(Hq,max(Hk,Hv))")
           .letter("N", "B")
-          .letter_by("F", "map", kFeatures)
+          .letter_by("F", "map", features())
           .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
           .growing()
           .check<check_linear>()
@@ -137,14 +144,14 @@ const Op& linear_decode_op() {
           .input("compensation", &A::compensation, "B H F V", "what rounding took from the state, zeros at first; for very long decoding")
           .element(Element::acc).mutated().optional()
           .output("out", &O::out, "B T H V", "the read of the state")
-          .option("map", &A::map, kMaps, "the feature map phi")
+          .option("map", &A::map, maps(), "the feature map phi")
           .option("normalize", &A::normalize, "divide by the sum of the weights")
           .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies the weights; default 1 when normalised, K^-0.5 otherwise")
           .option("eps", &A::eps, 0, kAnyReal, "added to the denominator")
           .option("dpfp_nu", &A::dpfp_nu, 1, 64, "map dpfp: number of rolls")
           .option("allow_signed", &A::allow_signed, "normalise although identity and silu can make the denominator zero")
           .letter("H", "max(Hq,max(Hk,Hv))")
-          .letter_by("F", "map", kFeatures)
+          .letter_by("F", "map", features())
           .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
           .growing()
           .check<check_decode>()
