@@ -17,11 +17,13 @@ const char* element_name(Element element) {
 const char* values_name(Values values) {
   switch (values) {
     case Values::normal: return "normal";
+    case Values::logits: return "logits";
     case Values::unit_rows: return "unit_rows";
     case Values::unit_interval: return "unit_interval";
     case Values::log_decay: return "log_decay";
     case Values::offsets: return "offsets";
     case Values::lengths: return "lengths";
+    case Values::starts: return "starts";
     case Values::page_table: return "page_table";
   }
   return "";

@@ -253,12 +253,13 @@ Status check_layout(const Op& op, const TensorDecl& decl, const std::string& nam
 }
 
 Status check_values(const Op& op, const TensorDecl& decl, const View& view, const void* args, const Dims& dims) {
-  if (decl.values != Values::offsets && decl.values != Values::lengths) return {};
+  const bool bounded = decl.values == Values::lengths || decl.values == Values::starts;
+  if (decl.values != Values::offsets && !bounded) return {};
   int64_t bound = 0;
   evaluate(decl.of, op, args, dims, &bound);
   const int64_t count = view.size[0];
   const std::string name = op.name + ": " + decl.name;
-  if (decl.values == Values::lengths) {
+  if (bounded) {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t x = index_value(view, i);
       if (x < 0 || x > bound) {

@@ -42,11 +42,13 @@ enum class Element {
 // What the values of a tensor mean. Offsets and lengths are checked; random cases are drawn accordingly.
 enum class Values {
   normal,         // any real number
+  logits,         // any real number, or -inf: masked
   unit_rows,      // rows of length one (random cases only)
   unit_interval,  // [0, 1] (random cases only)
   log_decay,      // natural logarithm of a decay, <= 0 (random cases only)
   offsets,        // cu_seqlens: 0 first, non-decreasing, last = the letter `of`
-  lengths,        // each in [0, letter `of`]
+  lengths,        // each in [0, letter `of`]: what lies at or behind it is not read
+  starts,         // each in [0, letter `of`]: what lies before it is not read
   page_table,     // entries below the letter `of` where they are used; the operator checks
 };
 
@@ -72,6 +74,7 @@ struct OptionDecl {
   size_t offset = 0;                 // in Args
   double low = 0, high = 0;          // inclusive range of real, maybe_real, integer and window
   std::vector<std::string> choices;  // choice: stored as int32_t index
+  bool sampled = true;               // random cases vary it
 };
 
 struct LetterRule {
@@ -245,6 +248,8 @@ class Declare {
     op_.options.back().choices = std::move(choices);
     return *this;
   }
+  // The option declared last: random cases leave it alone, since it permits calls whose result no precision can hold.
+  Declare& unsampled() { return op_.options.back().sampled = false, *this; }
 
   Declare& letter(std::string letter, std::string expression) {
     op_.letters.push_back({std::move(letter), "", {{"", std::move(expression)}}});
