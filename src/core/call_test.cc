@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 namespace linnet {
 namespace {
 
@@ -107,6 +109,36 @@ TEST(Call, says_what_is_wrong) {
   EXPECT_EQ(call.set_option("factor", "5").message(), "sum: factor is 5, expected -4 to 4");
   ASSERT_TRUE(call.set_option("factor", "3").ok());
   EXPECT_EQ(call.output_view("out", &out).code(), Code::bad_input);  // changed since prepare()
+}
+
+TEST(Call, refuses_to_write_where_elements_overlap) {
+  const double x[] = {1, 2, 3};
+  double out[3] = {};
+  Call call(sum_op());
+  ASSERT_TRUE(call.set("x", View::dense(x, Dtype::f64, {3, 1})).ok());
+  View view = View::dense(out, Dtype::f64, {3, 1});
+  view.stride[0] = 0;
+  ASSERT_TRUE(call.set("out", view).ok());
+  EXPECT_EQ(call.run(Pass::forward, {}).message(),
+            "sum: out has stride 0 in dimension 0, but it is written and may not overlap itself");
+}
+
+// Offsets of packed sequences say how many there are, although N also has a rule (N = B) for calls without them.
+TEST(Call, takes_the_number_of_sequences_from_the_offsets) {
+  const std::vector<float> q(6 * 2 * 4);
+  const int32_t offsets[] = {0, 1, 1, 6};
+  for (const int64_t leading : {0, 1}) {
+    Call call(*find_op("linear"));
+    const View rows =
+        leading == 1 ? View::dense(q.data(), Dtype::f32, {1, 6, 2, 4}) : View::dense(q.data(), Dtype::f32, {6, 2, 4});
+    for (const char* name : {"q", "k", "v"}) ASSERT_TRUE(call.set(name, rows).ok());
+    ASSERT_TRUE(call.set("cu_seqlens", View::dense(offsets, Dtype::i32, {4})).ok());
+    const Status status = call.prepare();
+    ASSERT_TRUE(status.ok()) << status.message();
+    View state;
+    ASSERT_TRUE(call.output_view("final_state", &state).ok());
+    EXPECT_EQ(state.size[0], 3);
+  }
 }
 
 TEST(Call, tells_what_was_set) {

@@ -197,8 +197,9 @@ Status match_shape(const Op& op, const TensorDecl& decl, const View& view, const
       dims->set(word, view.size[i], decl.name);
       continue;
     }
-    if (!evaluate(word, op, args, *dims, &expected)) {  // "N+1" with N unknown: shows N
-      const std::string_view letter = word.substr(0, word.find('+'));
+    const std::string_view letter = word.substr(0, word.find('+'));
+    const bool shows = decl.values == Values::offsets && dims->find(letter) == nullptr;  // offsets decide N, not its rule
+    if (shows || !evaluate(word, op, args, *dims, &expected)) {                          // "N+1" with N unknown: shows N
       dims->set(letter, view.size[i] - 1, decl.name);
       if (view.size[i] < 1)
         return bad_input(op.name + ": " + decl.name + " is empty, expected " + std::string(word) + " entries");
@@ -248,6 +249,16 @@ Status check_layout(const Op& op, const TensorDecl& decl, const std::string& nam
   if (!decl.broadcast && elements > 0 && last >= 0 && view.size[last] > 1 && view.stride[last] != 1) {
     return bad_input(op.name + ": " + name + " is not contiguous in its last dimension (stride " +
                      std::to_string(view.stride[last]) + "), expected stride 1");
+  }
+  return {};
+}
+
+Status check_written(const Op& op, const std::string& name, const View& view) {
+  if (view.elements() == 0) return {};
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.size[i] == 1 || view.stride[i] != 0) continue;
+    return bad_input(op.name + ": " + name + " has stride 0 in dimension " + std::to_string(i) +
+                     ", but it is written and may not overlap itself");
   }
   return {};
 }
@@ -432,6 +443,7 @@ Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank) {
       return bad_input(op.name + ": " + decl.name + " has shape " + sizes_text(view) + ", expected " + shape_text(decl.shape));
     }
     LINNET_TRY(check_layout(op, decl, decl.name, view));
+    if (decl.mutated) LINNET_TRY(check_written(op, decl.name, view));
   }
   for (const OptionDecl& option : op.options) LINNET_TRY(check_option(op, option, args));
   for (const bool broadcast : {false, true}) {
@@ -567,6 +579,7 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
     View& view = view_at(out, decl.offset);
     if (!forward && !decl.saved) view = View();
     LINNET_TRY(check_result(op, decl, decl.name, expected, forward ? !decl.optional : decl.saved, &view));
+    if (forward) LINNET_TRY(check_written(op, decl.name, view));
     add_batch(decl, &view);
     if (forward || !decl.differentiable) continue;
     View& gradient = view_at(grads, decl.grad_offset);
@@ -581,6 +594,7 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
       if (!gradient.given()) continue;
       if (!given.given()) return bad_input(op.name + ": d" + decl.name + " is given but " + decl.name + " is not");
       LINNET_TRY(check_result(op, decl, "d" + decl.name, given, false, &gradient));
+      LINNET_TRY(check_written(op, "d" + decl.name, gradient));
       while (gradient.rank < view_at(args, decl.offset).rank) {
         insert_leading(&gradient, gradient.rank > 0 ? gradient.size[0] * gradient.stride[0] : 0);
       }
