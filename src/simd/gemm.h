@@ -235,25 +235,42 @@ LINNET_INLINE void gemm_rows(const Product<T, Epilogue, Bounds>& p, int i, int j
     constexpr int W = Vec<T>::W;
     const Range range = p.bounds.columns(i, i + R);
     if (range.end <= j || range.begin >= j + N * W) return;
-    if constexpr (N == 4) {
-      if (range.end <= j + 2 * W) return gemm_tile<R, 2, kMasked>(p, i, j);
-      if (range.begin >= j + 2 * W) return gemm_tile<R, 2, kMasked>(p, i, j + 2 * W);
+    if constexpr (N >= 4) {  // not below 2 vectors: narrow tiles are slow
+      if (range.end <= j + N / 2 * W) return gemm_rows<R, N / 2, kMasked>(p, i, j);
+      if (range.begin >= j + N / 2 * W) return gemm_rows<R, N / 2, kMasked>(p, i, j + N / 2 * W);
     }
   }
   gemm_tile<R, N, kMasked>(p, i, j);
 }
 
-template <int N, bool kMasked, class T, class Epilogue, class Bounds>
-LINNET_INLINE void gemm_panel(const Product<T, Epilogue, Bounds>& p, int j) {
-  int i = 0;
-  for (; i + kTileRows <= p.m; i += kTileRows) gemm_rows<kTileRows, N, kMasked>(p, i, j);
-  switch (p.m - i) {  // each remainder has a tile of its own: B is read once
-    case 5: return gemm_rows<5, N, kMasked>(p, i, j);
-    case 4: return gemm_rows<4, N, kMasked>(p, i, j);
-    case 3: return gemm_rows<3, N, kMasked>(p, i, j);
-    case 2: return gemm_rows<2, N, kMasked>(p, i, j);
-    case 1: return gemm_rows<1, N, kMasked>(p, i, j);
-    default: return;
+// Rows [begin, end) in tiles of R rows, in panels of N vectors and narrower ones for the rest. Panels outside, rows inside: the
+// panel [k, N vectors] of B stays in L1.
+template <int R, int N, Memory kMemory, class T, class Epilogue, class Bounds>
+LINNET_INLINE void gemm_band(const Product<T, Epilogue, Bounds>& p, int begin, int end) {
+  constexpr int W = Vec<T>::W;
+  const int whole = kMemory == kExact ? p.n / W * W : (p.n + W - 1) / W * W;
+  int j = 0;
+  for (; j + N * W <= whole; j += N * W)
+    for (int i = begin; i < end; i += R) gemm_rows<R, N, false>(p, i, j);
+  if constexpr (N > 4) {
+    if (j + 4 * W <= whole) {
+      for (int i = begin; i < end; i += R) gemm_rows<R, 4, false>(p, i, j);
+      j += 4 * W;
+    }
+  }
+  if constexpr (N > 2) {
+    if (j + 2 * W <= whole) {
+      for (int i = begin; i < end; i += R) gemm_rows<R, 2, false>(p, i, j);
+      j += 2 * W;
+    }
+  }
+  if (j < whole) {
+    for (int i = begin; i < end; i += R) gemm_rows<R, 1, false>(p, i, j);
+    j += W;
+  }
+  if constexpr (kMemory == kExact) {
+    if (j < p.n)
+      for (int i = begin; i < end; i += R) gemm_rows<R, 1, true>(p, i, j);
   }
 }
 
@@ -262,24 +279,17 @@ LINNET_INLINE void gemm_panel(const Product<T, Epilogue, Bounds>& p, int j) {
 template <class T, Memory kMemory = kPadded, class Epilogue, class Bounds = Full>
 void gemm(int m, int n, int k, Left<T> a, const T* b, int64_t ldb, T* c, int64_t ldc, const Epilogue& epilogue,
           const Bounds& bounds = Bounds{}) {
-  constexpr int W = Vec<T>::W;
   const Product<T, Epilogue, Bounds> p{m, n, k, a, b, ldb, c, ldc, epilogue, bounds};
-  // Panels outside, rows inside: the panel [k, 4 vectors] of B stays in L1.
-  const int whole = kMemory == kExact ? n / W * W : (n + W - 1) / W * W;
-  int j = 0;
-  for (; j + kTileVectors * W <= whole; j += kTileVectors * W) gemm_panel<kTileVectors, false>(p, j);
-  if constexpr (kTileVectors > 2) {
-    if (j + 2 * W <= whole) {
-      gemm_panel<2, false>(p, j);
-      j += 2 * W;
-    }
-  }
-  if (j < whole) {
-    gemm_panel<1, false>(p, j);
-    j += W;
-  }
-  if constexpr (kMemory == kExact) {
-    if (j < n) gemm_panel<1, true>(p, j);
+  const int full = m / kTileRows * kTileRows;
+  if (full > 0) gemm_band<kTileRows, kTileVectors, kMemory>(p, 0, full);
+  // Each remainder has a tile of its own. Few rows take more columns: 4 cycles of latency x 2 ports want 8 accumulators.
+  switch (m - full) {
+    case 5: return gemm_band<5, kTileVectors, kMemory>(p, full, m);
+    case 4: return gemm_band<4, kTileVectors, kMemory>(p, full, m);
+    case 3: return gemm_band<3, 2 * kTileVectors, kMemory>(p, full, m);
+    case 2: return gemm_band<2, 2 * kTileVectors, kMemory>(p, full, m);
+    case 1: return gemm_band<1, 8, kMemory>(p, full, m);
+    default: return;
   }
 }
 
