@@ -150,7 +150,8 @@ const Op& softmax_op() {
           .multiple("H", "Hkv")
           .check<check_softmax>()
           .cost<cost_softmax>()
-          .impl<ref::softmax_forward, ref::softmax_backward, ref::softmax_workspace>("ref", always_available);
+          .impl<ref::softmax_forward, ref::softmax_backward, ref::softmax_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS(softmax);
   return op;
 }
 
@@ -180,7 +181,8 @@ const Op& softmax_decode_op() {
           .multiple("H", "Hkv")
           .check<check_decode>()
           .cost<cost_decode>()
-          .impl<ref::softmax_decode_forward, nullptr, ref::softmax_decode_workspace>("ref", always_available);
+          .impl<ref::softmax_decode_forward, nullptr, ref::softmax_decode_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(softmax_decode);
   return op;
 }
 
@@ -208,7 +210,8 @@ const Op& softmax_paged_op() {
           .multiple("H", "Hkv")
           .check<check_paged>()
           .cost<cost_paged>()
-          .impl<ref::softmax_paged_forward, nullptr, ref::softmax_paged_workspace>("ref", always_available);
+          .impl<ref::softmax_paged_forward, nullptr, ref::softmax_paged_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(softmax_paged);
   return op;
 }
 
