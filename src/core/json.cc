@@ -332,13 +332,16 @@ std::string JsonValue::string() const {
   return out;
 }
 
-bool JsonValue::equals(std::string_view s) const {
-  if (!is(Kind::string)) return false;
+bool JsonValue::equals(std::string_view s) const { return is(Kind::string) && compare(s) == 0; }
+
+int JsonValue::compare(std::string_view s) const {
+  if (!is(Kind::string)) return -1;
   StringBytes bytes(text_.data());
   for (const char c : s) {
-    if (bytes.next() != static_cast<unsigned char>(c)) return false;
+    const int byte = bytes.next(), other = static_cast<unsigned char>(c);
+    if (byte != other) return byte - other;
   }
-  return bytes.next() < 0;
+  return bytes.next() < 0 ? 0 : 1;
 }
 
 int JsonValue::compare(const JsonValue& other) const {
@@ -396,6 +399,11 @@ JsonItems::JsonItems(const JsonValue& container) {
 
 JsonItems::JsonItems(const JsonValue& object, size_t offset) : JsonItems(object) {
   if (at_ != end_) at_ = begin_ + offset;
+}
+
+JsonValue JsonItems::key_at(const JsonValue& object, size_t offset) {
+  const char* key = object.text().data() + offset;
+  return JsonValue(std::string_view(key, static_cast<size_t>(skip_string(key) - key)));
 }
 
 bool JsonItems::next() {

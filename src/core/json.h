@@ -44,9 +44,10 @@ class JsonValue {
   bool is(Kind k) const { return kind() == k; }
 
   bool boolean() const { return text_ == "true"; }
-  std::string string() const;                 // unescaped; empty if not a string
-  bool equals(std::string_view s) const;      // whether this is the string s
-  int compare(const JsonValue& other) const;  // of two strings, unescaped, byte by byte: < 0, 0, > 0
+  std::string string() const;             // unescaped; empty if not a string
+  bool equals(std::string_view s) const;  // whether this is the string s
+  int compare(std::string_view s) const;  // unescaped, byte by byte: < 0, 0, > 0
+  int compare(const JsonValue& other) const;
   // Numbers are kept as written, since 1.0, 1e0 and 1 are told apart where a file must count something.
   const char* count(int64_t& out) const;       // plain digits, 0 .. 2^63 - 1: null; otherwise why not: "is negative", ...
   bool integer(int64_t& out) const;            // plain digits of either sign that fit
@@ -64,6 +65,7 @@ class JsonItems {
   explicit JsonItems(const JsonValue& container);
   // Starts at the member whose key begins at `offset` of the object's text (a former key_offset()).
   JsonItems(const JsonValue& object, size_t offset);
+  static JsonValue key_at(const JsonValue& object, size_t offset);  // only the key, without looking for its value's end
   bool next();
   const JsonValue& key() const { return key_; }
   const JsonValue& value() const { return value_; }

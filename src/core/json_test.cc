@@ -149,6 +149,10 @@ TEST(Json, Strings) {
     EXPECT_EQ(parse(json_quote(c.expected)).string(), c.expected) << c.text;
   }
   EXPECT_EQ(parse(R"("a")").compare(parse(R"("\u0061")")), 0);
+  EXPECT_EQ(parse(R"("\u0061")").compare("a"), 0);
+  EXPECT_LT(parse(R"("a")").compare("aa"), 0);
+  EXPECT_GT(parse(R"("aa")").compare("a"), 0);
+  EXPECT_GT(parse("\"\xc3\xa9\"").compare("z"), 0);
   EXPECT_LT(parse(R"("a")").compare(parse(R"("aa")")), 0);
   EXPECT_GT(parse("\"\xc3\xa9\"").compare(parse("\"z\"")), 0);
 }
@@ -216,6 +220,7 @@ TEST(Json, Navigation) {
   JsonItems again(root, offsets[1]);
   ASSERT_TRUE(again.next());
   EXPECT_TRUE(again.key().equals("b"));
+  EXPECT_EQ(JsonItems::key_at(root, offsets[2]).text(), "\"\\u0064\"");
   ASSERT_TRUE(again.next());
   EXPECT_TRUE(again.key().equals("d"));
   EXPECT_FALSE(again.next());
