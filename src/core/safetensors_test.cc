@@ -433,6 +433,8 @@ TEST(Safetensors, RoundTripOfEveryDtype) {
   std::vector<double> values = {5};
   EXPECT_EQ(opened.read_f64("f8", values).message(), path + ": tensor \"f8\": values of dtype F8_E4M3 cannot be read");
   EXPECT_EQ(opened.read_f64("q", values).message(), path + ": has no tensor \"q\"");
+  const SafetensorsEntry foreign = {"x", "U8", {1}, total, total + 1};
+  EXPECT_EQ(opened.read_bytes(foreign, &values).message(), path + ": tensor \"x\": is not an entry of this file");
   std::vector<int64_t> integers = {5};
   EXPECT_EQ(opened.read_i64("f32", integers).message(), path + ": tensor \"f32\": has dtype F32, expected integers");
   EXPECT_EQ(values, std::vector<double>{5});
