@@ -21,7 +21,7 @@ class Arena {
   LINNET_INLINE explicit Arena(char* base = nullptr) : base_(base) {}
   template <class T>
   LINNET_INLINE T* take(int64_t count) {
-    T* piece = reinterpret_cast<T*>(base_ + used_);
+    T* piece = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(base_) + static_cast<uintptr_t>(used_));  // base_ may be null
     used_ += (count * static_cast<int64_t>(sizeof(T)) + 127) / 128 * 128;  // neighbours never share a cache line
     return piece;
   }

@@ -46,6 +46,10 @@ Status check_map(const char* op, const Args& args, const Dims& dims) {
     return bad_input(name + ": normalize with map " + maps()[static_cast<size_t>(args.map)] +
                      " can divide by zero; choose a positive map or set allow_signed");
   }
+  if (args.normalize && args.map == FeatureMap::exp && args.scale.given && !(args.scale.value > 0)) {
+    return bad_input(name + ": scale is " + std::to_string(args.scale.value) +
+                     ", expected a positive number with normalize and map exp");
+  }
   return {};
 }
 
@@ -125,7 +129,8 @@ const Op& linear_op() {
           .growing()
           .check<check_linear>()
           .cost<cost_linear>()
-          .impl<ref::linear_forward, ref::linear_backward, ref::linear_workspace>("ref", always_available);
+          .impl<ref::linear_forward, ref::linear_backward, ref::linear_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS(linear);
   return op;
 }
 
@@ -157,7 +162,8 @@ const Op& linear_decode_op() {
           .growing()
           .check<check_decode>()
           .cost<cost_decode>()
-          .impl<ref::linear_decode_forward, nullptr, ref::linear_decode_workspace>("ref", always_available);
+          .impl<ref::linear_decode_forward, nullptr, ref::linear_decode_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(linear_decode);
   return op;
 }
 // clang-format on

@@ -292,13 +292,16 @@ struct Walk {
     double dot = 0;
     for (int64_t c = 0; c < s.F; ++c) dot += r.f[c] * r.sums.vector[c];
     const bool empty = s.shifted && unit == kMinusInfinity;  // no key yet: numerator 0, denominator eps
-    const double den = !normalize ? 1 : s.scale * dot + eps * (s.shifted && !empty ? std::exp(-unit) : 1);
+    const double den = !normalize ? 1 : s.scale * dot + (eps == 0 ? 0 : eps * (s.shifted && !empty ? std::exp(-unit) : 1));
     for (int64_t j = 0; j < s.V; ++j) {
       double sum = 0;
       for (int64_t c = 0; c < s.F; ++c) sum += r.f[c] * r.sums.matrix[c * s.V + j];
       r.o[j] = den == 0 ? 0 : s.scale * sum / den;
     }
-    return s.shifted ? std::log(den) + (empty ? 0 : unit) : den;
+    if (!s.shifted) return den;
+    if (empty) return std::log(eps);
+    // log(exp(unit) den), taken where no exponential overflows
+    return unit <= 0 && eps > 0 ? std::log(s.scale * dot * std::exp(unit) + eps) : unit + std::log(den);
   }
 };
 
@@ -473,6 +476,7 @@ void linear_decode_forward(const LinearDecodeArgs& args, const LinearDecodeOut& 
   const LinearShape s = linear_shape(args);
   Arena arena(launch.workspace);
   Scratch r = cut(arena, args, s, false);
+  if (s.T == 0) return;  // nothing moves, not even between state and compensation
   for (int64_t b = 0; b < s.B; ++b) {
     for (int64_t h = 0; h < s.H; ++h) {
       Walk walk(args, s, r, h);

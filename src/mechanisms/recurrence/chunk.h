@@ -1,0 +1,154 @@
+// chunk: one step of the chunked recurrence on dense scratch (docs/mechanisms/recurrence.md).
+//
+// A walk reads a state S [I, J] with rows X, and writes it with keys Y and values Z. For C tokens at once, S_0 the state
+// before:
+//
+//   P = tril(X Y^T)              row i sees the writes of rows 0 .. i
+//   O = X S_0 + P Z
+//   S = S_0 + Y^T Z
+//
+// and, where a sum of weights is asked for (the normaliser: a column of ones beside Z, kept as a vector z [I] beside S):
+//
+//   n = X z_0 + P 1,   z = z_0 + Y^T 1
+//
+// Which tensors play X, Y, Z is the mechanism's affair (walk.h): the forward pass and each gradient of an ungated recurrence
+// are such walks. Y is held transposed, [I, C]: so it is the row-major right operand of the scores and the left operand of the
+// update.
+//
+// One accumulator per element, terms in order (simd/gemm.h): slices of columns, partial chunks and the ladder of walk.h give
+// the same bits.
+#pragma once
+
+#include "core/launch.h"
+#include "simd/gemm.h"
+
+namespace linnet::LINNET_ISA {
+
+// C = 32: 64 costs 4 to 10 % more time (more of the triangle), 16 reads and writes the state twice as often.
+inline constexpr int kChunk = 32;
+inline constexpr int kPanel = 64;  // columns of a state panel: [I, 64] floats of I = 64 are 16 KB, half of a small L1
+
+// The state of one head, cut in panels of 64 columns, each [I, 64] dense; the last has the columns that are left, rounded up to
+// whole vectors. `sums` [I] and `units` follow the panels in the same allocation.
+template <class T>
+struct StateShape {
+  int I, J;
+  int units;  // elements beside panels and sums that a mechanism keeps with the state
+
+  LINNET_INLINE int panels() const { return (J + kPanel - 1) / kPanel; }
+  LINNET_INLINE int columns(int p) const { return J - p * kPanel < kPanel ? J - p * kPanel : kPanel; }
+  LINNET_INLINE int64_t pitch(int p) const { return round_up<T>(columns(p)); }
+  LINNET_INLINE int64_t panel(int p) const { return static_cast<int64_t>(p) * kPanel * I; }
+  LINNET_INLINE int64_t sums() const { return panel(panels() - 1) + pitch(panels() - 1) * I; }
+  LINNET_INLINE int64_t scanned() const { return sums() + round_up<T>(I); }  // what a write adds to: panels and sums
+  LINNET_INLINE int64_t elements() const { return scanned() + round_up<T>(units); }
+  LINNET_INLINE int64_t at(int i, int j) const { return panel(j / kPanel) + i * pitch(j / kPanel) + j % kPanel; }
+};
+
+// Scratch of one worker.
+template <class T>
+struct Chunk {
+  int64_t ldx, ldz;
+  T* x;      // [C, ldx]  rows that read, I wide
+  T* yt;     // [I, C]    keys, transposed
+  T* z;      // [C, ldz]  values, J wide
+  T* p;      // [C, C]    scores
+  T* o;      // [C, ldz]  results
+  T* n;      // [C]       sums of weights
+  T* spare;  // what the mechanism asked for
+
+  LINNET_INLINE static Chunk cut(Arena& arena, int I, int J, int64_t spare) {
+    Chunk c;
+    c.ldx = round_up<T>(I);
+    c.ldz = round_up<T>(J);
+    c.x = arena.take<T>(kChunk * c.ldx);
+    c.yt = arena.take<T>(static_cast<int64_t>(I) * kChunk);
+    c.z = arena.take<T>(kChunk * c.ldz);
+    c.p = arena.take<T>(kChunk * kChunk);
+    c.o = arena.take<T>(kChunk * c.ldz);
+    c.n = arena.take<T>(kChunk);
+    c.spare = arena.take<T>(spare);
+    return c;
+  }
+};
+
+// n += the sum of each row's scores up to the diagonal; what lies beyond it becomes zero: a selection, so that a NaN there is
+// gone.
+template <class T, bool kSums>
+void keep_lower(int rows, T* p, T* n) {
+  using X = Vec<T>;
+  for (int i = 0; i < rows; ++i, p += kChunk) {
+    typename X::V sums = X::zero();
+#pragma GCC unroll 8
+    for (int j = 0; j < kChunk; j += X::W) {
+      const typename X::V kept = select(X::prefix(i + 1 - j), X::load(p + j), X::zero());
+      X::store(p + j, kept);
+      if constexpr (kSums) sums += kept;
+    }
+    if constexpr (kSums) n[i] += sum(sums);
+  }
+}
+
+// n = X z
+template <class T>
+void read_sums(int rows, int I, const T* x, int64_t ldx, const T* z, T* n) {
+  using X = Vec<T>;
+  for (int i = 0; i < rows; ++i, x += ldx) {
+    typename X::V total = X::zero();
+    for (int c = 0; c < I; c += X::W) total = fma(X::load(x + c, I - c), X::load(z + c, I - c), total);
+    n[i] = sum(total);
+  }
+}
+
+// z (+)= Y^T 1
+template <class T, bool kAdd>
+void write_sums(int rows, int I, const T* yt, T* z) {
+  using X = Vec<T>;
+  for (int c = 0; c < I; ++c, yt += kChunk) {
+    typename X::V total = X::load(yt, rows);
+    for (int j = X::W; j < rows; j += X::W) total += X::load(yt + j, rows - j);
+    z[c] = kAdd ? z[c] + sum(total) : sum(total);
+  }
+}
+
+// P = tril(X Y^T) for `rows` rows; n += P 1. (keep_lower)
+template <class T, bool kSums>
+void chunk_scores(int rows, int I, const Chunk<T>& c) {
+  gemm<T>(rows, rows, I, as_is(c.x, c.ldx), c.yt, kChunk, c.p, kChunk, Store{}, ColumnsTo{1});
+  keep_lower<T, kSums>(rows, c.p, c.n);
+}
+
+// O = X S, then O += P Z when causal. `finite`: Z is; otherwise rows are multiplied one by one with exactly the values that
+// they see, so that a NaN or infinity in a value reaches no earlier row as 0 * NaN. The bits are the same for finite values.
+template <class T>
+void chunk_read(int rows, const StateShape<T>& shape, const T* state, const Chunk<T>& c, bool causal, bool finite) {
+  for (int p = 0; p < shape.panels(); ++p) {
+    const int width = shape.columns(p), j = p * kPanel;
+    gemm<T>(rows, width, shape.I, as_is(c.x, c.ldx), state + shape.panel(p), shape.pitch(p), c.o + j, c.ldz, Store{});
+    if (!causal) continue;
+    if (finite) {
+      gemm<T>(rows, width, rows, as_is(c.p, kChunk), c.z + j, c.ldz, c.o + j, c.ldz, Add{}, DepthTo{1});
+    } else {
+      for (int i = 0; i < rows; ++i) {
+        gemm<T>(1, width, i + 1, as_is(c.p + i * kChunk, kChunk), c.z + j, c.ldz, c.o + i * c.ldz + j, c.ldz, Add{});
+      }
+    }
+  }
+}
+
+// S += Y^T Z, z += Y^T 1 (kAdd), or the increments alone.
+template <class T, bool kAdd, bool kSums>
+void chunk_write(int rows, const StateShape<T>& shape, T* state, const Chunk<T>& c) {
+  for (int p = 0; p < shape.panels(); ++p) {
+    T* panel = state + shape.panel(p);
+    const T* z = c.z + p * kPanel;
+    if constexpr (kAdd) {
+      gemm<T>(shape.I, shape.columns(p), rows, as_is(c.yt, kChunk), z, c.ldz, panel, shape.pitch(p), Add{});
+    } else {
+      gemm<T>(shape.I, shape.columns(p), rows, as_is(c.yt, kChunk), z, c.ldz, panel, shape.pitch(p), Store{});
+    }
+  }
+  if constexpr (kSums) write_sums<T, kAdd>(rows, shape.I, c.yt, state + shape.sums());
+}
+
+}  // namespace linnet::LINNET_ISA

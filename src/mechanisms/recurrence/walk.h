@@ -1,0 +1,184 @@
+// walk: runs the chunk steps of chunk.h over sequences and heads, on one thread or many, always with the same bits.
+//
+// A unit of work is one sequence and one group of heads whose results are added up (a group of one in most walks). A mechanism
+// gives a Source, copied or shared freely between workers, with
+//
+//   static constexpr bool kSums;                   whether the sums of weights n, z are wanted
+//   int heads() const                              heads in the group
+//   int64_t readers() const, writers() const       positions; equal when causal
+//   bool causal() const
+//   StateShape<T> state() const
+//   void begin(int head, T* state) const           the state before the first position: panels, sums, units
+//   void end(int head, const T* state) const       the state after the last
+//   int admit(int head, int64_t at, int rows, T* state, const Chunk<T>&) const
+//                                                  how many of the next rows may share a chunk; may rescale the state for them;
+//                                                  the calls below follow with that number of rows and the same chunk
+//   void keys(int head, int64_t at, int rows, const T* state, const Chunk<T>&) const            fills yt [I, C]
+//   bool values(int head, int64_t at, int rows, const T* state, const Chunk<T>&) const          fills z; false: not all finite
+//   void queries(int head, int64_t at, int rows, const T* state, const Chunk<T>&) const         fills x
+//   void finish(int head, int64_t at, int rows, const T* state, const Chunk<T>&) const          takes o (and n) away
+//
+// Positions count along the walk; a source that walks backward in time turns them round. These callbacks are where types are
+// converted, feature maps and gates applied, and results scaled and stored: everything between is dense scratch of T.
+//
+// Few units, many threads: the ladder. All chunks of a window compute their increments Y^T Z in parallel; a scan adds them up
+// element by element, in order, leaving in each chunk's place the state before it; then all chunks read in parallel. The scan's
+// addition is the one that the fused walk's last step does, so nothing changes but the time (about 1.2 times the work). The
+// window is fixed by the state's size and the number of workers: memory does not grow with T.
+#pragma once
+
+#include "chunk.h"
+#include "simd/ftz.h"
+
+namespace linnet::LINNET_ISA {
+
+// Calls body(task, worker) for each task; subnormals flushed.
+template <class Body>
+void parallel(const Launch& launch, int64_t tasks, const Body& body) {
+  launch.executor->run(
+      tasks,
+      [](void* context, int64_t task, int worker) {
+        FlushSubnormals flush;
+        (*static_cast<const Body*>(context))(task, worker);
+      },
+      const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+LINNET_INLINE int chunk_rows(int64_t at, int64_t end) { return end - at < kChunk ? static_cast<int>(end - at) : kChunk; }
+
+template <class T, class Source>
+void walk_write(const Source& source, const StateShape<T>& shape, int head, int64_t at, int rows, T* state, const Chunk<T>& c) {
+  for (int done = 0; done < rows;) {
+    const int n = source.admit(head, at + done, rows - done, state, c);
+    source.keys(head, at + done, n, state, c);
+    source.values(head, at + done, n, state, c);
+    chunk_write<T, true, Source::kSums>(n, shape, state, c);
+    done += n;
+  }
+}
+
+// The rows of one chunk read `state`, which stays as it is. Causal: keys and values of the chunk must stand in c.
+template <class T, class Source>
+void walk_read(const Source& source, const StateShape<T>& shape, int head, int64_t at, int rows, const T* state,
+               const Chunk<T>& c, bool finite) {
+  source.queries(head, at, rows, state, c);
+  if constexpr (Source::kSums) read_sums(rows, shape.I, c.x, c.ldx, state + shape.sums(), c.n);
+  if (source.causal()) chunk_scores<T, Source::kSums>(rows, shape.I, c);
+  chunk_read(rows, shape, state, c, source.causal(), finite);
+  source.finish(head, at, rows, state, c);
+}
+
+// The fused walk: one worker, all chunks in order. states: heads x state().elements().
+template <class T, class Source>
+void walk(const Source& source, T* states, const Chunk<T>& c) {
+  const StateShape<T> shape = source.state();
+  const int heads = source.heads();
+  const int64_t readers = source.readers(), writers = source.writers();
+  for (int head = 0; head < heads; ++head) source.begin(head, states + head * shape.elements());
+  if (!source.causal()) {
+    for (int64_t at = 0; at < writers; at += kChunk) {
+      for (int head = 0; head < heads; ++head) {
+        walk_write(source, shape, head, at, chunk_rows(at, writers), states + head * shape.elements(), c);
+      }
+    }
+  }
+  for (int64_t at = 0; at < readers; at += kChunk) {
+    const int rows = chunk_rows(at, readers);
+    for (int head = 0; head < heads; ++head) {
+      T* state = states + head * shape.elements();
+      if (!source.causal()) {
+        walk_read<T>(source, shape, head, at, rows, state, c, true);
+        continue;
+      }
+      for (int done = 0; done < rows;) {
+        const int n = source.admit(head, at + done, rows - done, state, c);
+        source.keys(head, at + done, n, state, c);
+        const bool finite = source.values(head, at + done, n, state, c);
+        walk_read<T>(source, shape, head, at + done, n, state, c, finite);
+        chunk_write<T, true, Source::kSums>(n, shape, state, c);
+        done += n;
+      }
+    }
+  }
+  for (int head = 0; head < heads; ++head) source.end(head, states + head * shape.elements());
+}
+
+// Chunks in a window of the ladder: enough for every worker, at most 64, as many as fit in 2 MB beyond that minimum.
+template <class T>
+int64_t ladder_window(const StateShape<T>& shape, int heads, int workers) {
+  const int64_t bytes = heads * shape.elements() * static_cast<int64_t>(sizeof(T)), fits = (int64_t{2} << 20) / (bytes + 1);
+  const int64_t least = 2 * workers, most = 64 > least ? 64 : least;
+  return fits < least ? least : fits > most ? most : fits;
+}
+
+// The same walk with all workers; every call of admit() must return all rows and leave the state alone.
+// states: heads x elements; window: ladder_window x heads x elements; chunk_of(worker): the worker's Chunk<T>.
+template <class T, class Source, class ChunkOf>
+void walk_ladder(const Source& source, T* states, T* window, const Launch& launch, const ChunkOf& chunk_of) {
+  const StateShape<T> shape = source.state();
+  const int heads = source.heads();
+  const int64_t elements = shape.elements(), step = heads * elements;
+  const int64_t readers = source.readers(), writers = source.writers();
+  const int64_t width = ladder_window(shape, heads, launch.workers);
+  for (int head = 0; head < heads; ++head) source.begin(head, states + head * elements);
+  for (int64_t first = 0; first < writers; first += width * kChunk) {
+    const int64_t left = (writers - first + kChunk - 1) / kChunk, count = left < width ? left : width;
+    parallel(launch, count * heads, [&](int64_t task, int worker) {
+      const int64_t slot = task / heads, at = first + slot * kChunk;
+      const int head = static_cast<int>(task % heads), rows = chunk_rows(at, writers);
+      const Chunk<T> c = chunk_of(worker);
+      source.keys(head, at, rows, states + head * elements, c);
+      source.values(head, at, rows, states + head * elements, c);
+      chunk_write<T, false, Source::kSums>(rows, shape, window + slot * step + head * elements, c);
+    });
+    constexpr int64_t kSlice = 2048;
+    const int64_t scanned = Source::kSums ? shape.scanned() : shape.sums();
+    const int64_t slices = (scanned + kSlice - 1) / kSlice;
+    parallel(launch, slices * heads, [&](int64_t task, int) {
+      using X = Vec<T>;
+      const int64_t head = task / slices, begin = task % slices * kSlice;
+      const int64_t end = begin + kSlice < scanned ? begin + kSlice : scanned;
+      for (int64_t slot = 0; slot < count; ++slot) {
+        T* place = window + slot * step + head * elements;
+        T* state = states + head * elements;
+        for (int64_t i = begin; i < end; i += X::W) {
+          const typename X::V before = X::load(state + i), increment = X::load(place + i);
+          X::store(place + i, before);
+          X::store(state + i, before + increment);
+        }
+      }
+    });
+    if (!source.causal()) continue;
+    parallel(launch, count, [&](int64_t slot, int worker) {
+      const int64_t at = first + slot * kChunk;
+      const int rows = chunk_rows(at, writers);
+      const Chunk<T> c = chunk_of(worker);
+      for (int head = 0; head < heads; ++head) {
+        const T* state = window + slot * step + head * elements;
+        source.keys(head, at, rows, state, c);
+        const bool finite = source.values(head, at, rows, state, c);
+        walk_read(source, shape, head, at, rows, state, c, finite);
+      }
+    });
+  }
+  if (!source.causal()) {
+    parallel(launch, (readers + kChunk - 1) / kChunk, [&](int64_t chunk, int worker) {
+      const int64_t at = chunk * kChunk;
+      const Chunk<T> c = chunk_of(worker);
+      for (int head = 0; head < heads; ++head) {
+        walk_read<T>(source, shape, head, at, chunk_rows(at, readers), states + head * elements, c, true);
+      }
+    });
+  }
+  for (int head = 0; head < heads; ++head) source.end(head, states + head * elements);
+}
+
+// Whether `units` equal pieces of work, of `chunks` chunks each, leave so many workers idle that the ladder (1.2 times the
+// work, three waits per window) is faster.
+LINNET_INLINE bool prefer_ladder(int64_t units, int64_t chunks, int workers) {
+  if (workers <= 1 || units <= 0 || chunks < 4 * workers) return false;
+  const int64_t rounds = (units + workers - 1) / workers;
+  return static_cast<double>(units) < 0.7 * static_cast<double>(rounds * workers);
+}
+
+}  // namespace linnet::LINNET_ISA
