@@ -390,7 +390,7 @@ Status SafetensorsFile::read_pieces(const SafetensorsEntry& entry, uint64_t elem
   return {};
 }
 
-Status SafetensorsFile::read_f64(std::string_view name, std::vector<double>& out, Values values) const try {
+Status SafetensorsFile::read_f64(std::string_view name, std::vector<double>& out, ReadValues values) const try {
   SafetensorsEntry entry;
   LINNET_TRY(find(name, entry));
   const StoredDtype& type = *stored_dtype(entry.dtype);
@@ -403,7 +403,7 @@ Status SafetensorsFile::read_f64(std::string_view name, std::vector<double>& out
       const char* why = nullptr;
       if (type.numbers == Numbers::floating) {
         x = load_f64(data, type.dtype, static_cast<int64_t>(i));
-        if (values == Values::finite && !std::isfinite(x)) why = "is not finite";
+        if (values == ReadValues::finite && !std::isfinite(x)) why = "is not finite";
       } else {
         constexpr int64_t kExact = int64_t{1} << 53;
         int64_t integer = 0;

@@ -53,7 +53,7 @@ struct SafetensorsEntry {
   Status view(const void* data, Dtype type, View& out) const;
 };
 
-enum class Values { finite, any };  // whether reading refuses NaN and infinities
+enum class ReadValues { finite, any };  // whether reading refuses NaN and infinities
 
 class SafetensorsFile {
  public:
@@ -72,7 +72,7 @@ class SafetensorsFile {
   Status read_bytes(const SafetensorsEntry& entry, void* out) const;
   Status read_bytes(std::string_view name, std::vector<unsigned char>& out) const;
   // Floats, integers and BOOL (0 or 1) as double. An integer that is no double (beyond 2^53) is refused.
-  Status read_f64(std::string_view name, std::vector<double>& out, Values values = Values::finite) const;
+  Status read_f64(std::string_view name, std::vector<double>& out, ReadValues values = ReadValues::finite) const;
   // Integers and BOOL as int64_t. Floats are refused, and so is U64 beyond 2^63 - 1.
   Status read_i64(std::string_view name, std::vector<int64_t>& out) const;
   // Whether every value is finite, 64 KiB at a time; tensors that are not floats pass.

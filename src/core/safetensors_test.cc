@@ -470,11 +470,11 @@ TEST(Safetensors, ValuesThatAreRefused) {
   EXPECT_EQ(f.read_i64("huge", integers).message(), t + "\"huge\": element 1 is above 2^63 - 1");
   EXPECT_EQ(f.read_i64("bool", integers).message(), t + "\"bool\": element 1 is a BOOL other than 0 and 1");
   EXPECT_TRUE(values.empty() && integers.empty());
-  ASSERT_TRUE(f.read_f64("nan", values, Values::any).ok());
+  ASSERT_TRUE(f.read_f64("nan", values, ReadValues::any).ok());
   EXPECT_EQ(values.size(), 40000u);
   EXPECT_EQ(values[39998], 1.0);
   EXPECT_TRUE(std::isnan(values[39999]));
-  ASSERT_TRUE(f.read_f64("inf", values, Values::any).ok());
+  ASSERT_TRUE(f.read_f64("inf", values, ReadValues::any).ok());
   EXPECT_EQ(values, (std::vector<double>{1, -INFINITY}));
 }
 
@@ -579,7 +579,7 @@ void expect_sound(const SafetensorsFile& f, uint64_t file_bytes, const std::stri
     std::vector<unsigned char> raw;
     ASSERT_TRUE(f.read_bytes(names[i], raw).ok()) << what;
     std::vector<double> values;
-    const bool f64 = f.read_f64(names[i], values, Values::any).ok();
+    const bool f64 = f.read_f64(names[i], values, ReadValues::any).ok();
     ASSERT_EQ(static_cast<int64_t>(values.size()), f64 ? entry.elements() : 0) << what;
     std::vector<int64_t> integers;
     const bool i64 = f.read_i64(names[i], integers).ok();
@@ -613,7 +613,7 @@ TEST(Safetensors, TheVectorsOpenAndAddUp) {
     for (const std::string& t : f.names()) {
       SafetensorsEntry entry;
       ASSERT_TRUE(f.find(t, entry).ok());
-      EXPECT_TRUE(f.read_f64(t, values, Values::any).ok()) << name << " " << t;
+      EXPECT_TRUE(f.read_f64(t, values, ReadValues::any).ok()) << name << " " << t;
       total += entry.bytes();
     }
     uint64_t header_bytes = 0;
