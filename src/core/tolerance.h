@@ -29,6 +29,16 @@ inline double rms_gate(Dtype dtype, Pass pass, Against against, bool growing, do
   return gate * (1 + largest_logit / 32);
 }
 
+// The largest error of the vector functions (src/simd/math.h) in units of the last place, on every instruction set.
+struct UlpLimit {
+  const char* function;
+  double f32, f64;
+};
+inline constexpr UlpLimit kUlpLimits[] = {
+    {"exp", 1.1, 1.1},   {"exp2_nonpositive", 1.3, 1.3}, {"expm1", 1.8, 2.0},    {"log", 0.9, 0.9},
+    {"log1p", 1.6, 1.6}, {"sigmoid", 2.5, 2.5},          {"softplus", 1.8, 1.8}, {"tanh", 1.6, 1.6},
+};
+
 inline double epsilon(Dtype dtype) {
   switch (dtype) {
     case Dtype::f64: return 0x1p-52;

@@ -12,13 +12,11 @@
 // never change a bit of the result. Only a cut of K into several calls does, so cut by shape alone.
 //
 // Promises about memory, by name:
-//   kPadded  (the default)   rows of B may be read and rows of C written up to the next multiple of the lanes (Vec<T>::W), and
-//   so
-//                            may per-column vectors of the epilogue. For scratch; ldb, ldc >= round_up<T>(N).
-//   kExact                   nothing outside [.., N) is touched. For the caller's memory; the last vector is masked.
+//   kPadded   (the default) rows of B may be read and rows of C written up to the next multiple of the lanes (Vec<T>::W), and
+//             so may per-column vectors of the epilogue: ldb, ldc >= round_up<T>(N). For scratch.
+//   kExact    nothing outside [0, N) is touched; the last vector is masked. For the caller's memory.
 //
-// Register tiles [rows x vectors]: 6 x 4 (avx512: 24 of 32 registers) and 6 x 2 (avx2, portable: 12 of 16). Measured in
-// docs/simd.md.
+// Register tiles [rows x vectors]: 6 x 4 (avx512, 24 of 32 registers) and 6 x 2 (avx2 and portable, 12 of 16); docs/simd.md.
 #pragma once
 
 #include "simd/vec.h"

@@ -3,17 +3,18 @@
 //   Vec<float>::V p = exp2_nonpositive(t);      // in the namespace of the instruction set, like everything in simd
 //
 // Range reduction and one polynomial each, fitted by src/simd/fit_polynomials.py; no tables, no branches, no calls. The table
-// gives the largest error in ULP that the tests (simd_test.cc) allow, over every 97th float and over millions of doubles, on
-// every instruction set. NaN gives NaN everywhere.
+// gives the largest error in ULP that the tests allow on every instruction set (core/tolerance.h, simd_test.cc), over every
+// 97th float and over millions of doubles. NaN gives NaN everywhere.
 //
-//   function            range        ULP f32  f64   special values
-//   exp                 all              1.1  1.1   -inf: 0, inf: inf; subnormal results are right
-//   exp2_nonpositive    t <= 0           1.2  1.2   exactly 1 at 0; exactly 0 below the normal range (t < -126.5, -1022.5), at
-//   -inf too expm1               all              1.8  2.0   -0: -0, -inf: -1, inf: inf log                 all 0.9  0.9   0:
-//   -inf, negative: NaN, inf: inf log1p               all              0.9  0.9   -0: -0, -1: -inf, below: NaN, inf: inf
-//   sigmoid             all              2.4  2.4   -inf: 0, inf: 1
-//   softplus            all              1.8  1.8   log(1 + e^x); -inf: 0, inf: inf
-//   tanh                all              1.6  1.6   -0: -0, +-inf: +-1
+//   function            range     ULP f32  f64   special values
+//   exp                 all           1.1  1.1   -inf: 0, inf: inf; subnormal results are right
+//   exp2_nonpositive    t <= 0        1.3  1.3   0: 1; -inf and t < -126.5 (-1022.5): 0; subnormal in the half before that
+//   expm1               all           1.8  2.0   -0: -0, -inf: -1, inf: inf
+//   log                 all           0.9  0.9   0: -inf, negative: NaN, inf: inf
+//   log1p               all           1.6  1.6   -0: -0, -1: -inf, below: NaN, inf: inf
+//   sigmoid             all           2.5  2.5   -inf: 0, inf: 1
+//   softplus            all           1.8  1.8   log(1 + e^x); -inf: 0, inf: inf
+//   tanh                all           1.6  1.6   -0: -0, -inf: -1, inf: 1
 //
 // While subnormals are flushed (ftz.h) a subnormal argument counts as 0 and a subnormal result becomes 0.
 #pragma once

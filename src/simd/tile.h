@@ -2,8 +2,7 @@
 //
 //   load_tile<float>(k, stride, 64, 80, scratch, 80, 1.0f);               // scratch[r * 80 + c] = k[r * stride + c]
 //   load_tile_transposed<float>(q, stride, 50, 64, qt, 64, scale);        // qt[c * 64 + r] = q[r * stride + c] * scale
-//   store_tile_transposed<float>(ot, 64, 50, 64, o, stride, inverse_sum); // o[r * stride + c] = ot[c * 64 + r] *
-//   inverse_sum[r]
+//   store_tile_transposed<float>(ot, 64, 50, 64, o, stride, factor);      // o[r * stride + c] = ot[c * 64 + r] * factor[r]
 //
 // Memory of S (Bf16, F16, float; for T = double: double) is touched exactly; scratch rows are padded: loads fill them with
 // zeros up to the next multiple of the lanes, so ld >= round_up<T>(length of a scratch row). 16-bit types convert here, once

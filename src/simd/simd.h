@@ -1,0 +1,78 @@
+// simd: the vector layer seen from outside, one table per instruction set.
+//
+//   const Ceilings& c = simd_ceilings(Isa::avx512);
+//   const double flops = c.multiply_add_f32(100000);         // time this call: flops / seconds is the peak of one core
+//   const double bytes = c.update_f32(buffer, count, 10);    // bytes / seconds is the ceiling of a decode step
+//
+// Kernels do not use this header: they include vec.h, math.h, tile.h and gemm.h and are compiled per instruction set
+// themselves. Here are the measured ceilings that `linnet bench` compares with, and the functions of those headers over plain
+// arrays, for the tests. Ask only for an instruction set that isa_missing() does not refuse.
+#pragma once
+
+#include <cstdint>
+
+#include "core/half.h"
+#include "core/isa.h"
+
+namespace linnet {
+
+struct Ceilings {
+  double (*multiply_add_f32)(int64_t iterations);  // register-only fused multiply-adds; returns floating-point operations
+  double (*multiply_add_f64)(int64_t iterations);
+  double (*update_f32)(float* x, int64_t count, int64_t rounds);  // x = a x + b, `rounds` times; returns bytes read + written
+};
+const Ceilings& simd_ceilings(Isa isa);
+
+// y[i] = f(x[i]) for i < count; nothing behind is touched.
+struct VectorFunction {
+  const char* name;
+  void (*f32)(const float* x, float* y, int64_t count);
+  void (*f64)(const double* x, double* y, int64_t count);
+};
+
+// C = epilogue(C, A B): the arguments of gemm.h, with the template choices as numbers.
+enum class GemmEpilogue { store, add, scale, scale_add, lane_scale_add, row_scale_add, row_scale };
+enum class GemmBounds { full, columns_to, columns_from, depth_to, depth_from, depth_to_lane };
+template <class T>
+struct GemmCall {
+  int m, n, k;
+  const T* a;
+  int64_t a_row, a_depth;
+  const T* b;
+  int64_t ldb;
+  T* c;
+  int64_t ldc;
+  GemmEpilogue epilogue;  // any; store where bounds are not full; store or add where exact
+  T scale;
+  const T* alpha;  // of lanes or rows
+  GemmBounds bounds;
+  int offset;
+  bool exact;
+};
+
+// Storage type S to dense scratch T and back: tile.h.
+template <class T, class S>
+struct TileFunctions {
+  void (*load)(const S* src, int64_t stride, int rows, int cols, T* dst, int64_t ld, T scale);
+  void (*load_transposed)(const S* src, int64_t stride, int rows, int cols, T* dst, int64_t ld, T scale);
+  void (*store)(const T* src, int64_t ld, int rows, int cols, S* dst, int64_t stride, const T* scale);
+  void (*store_transposed)(const T* src, int64_t ld, int rows, int cols, S* dst, int64_t stride, const T* scale);
+};
+
+struct SimdTable {
+  int lanes_f32;
+  bool fused;  // multiply-adds round once
+  const VectorFunction*
+      functions;  // ended by a null name: exp, exp2_nonpositive, ..., then round, abs, sqrt, integer (to and back)
+  void (*fold_f32)(const float* x, float* sum, float* highest, float* lowest);  // over lanes_f32 values
+  void (*fold_f64)(const double* x, double* sum, double* highest, double* lowest);
+  void (*gemm_f32)(const GemmCall<float>& call);
+  void (*gemm_f64)(const GemmCall<double>& call);
+  TileFunctions<float, float> tile_f32;
+  TileFunctions<float, Bf16> tile_bf16;
+  TileFunctions<float, F16> tile_f16;
+  TileFunctions<double, double> tile_f64;
+};
+const SimdTable& simd_table(Isa isa);
+
+}  // namespace linnet

@@ -1,0 +1,28 @@
+#include "simd/simd.h"
+
+namespace linnet {
+
+// Defined in simd_ceilings_cpu.cc, once per instruction set.
+namespace portable {
+extern const Ceilings kCeilings;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const Ceilings kCeilings;
+}
+namespace avx512 {
+extern const Ceilings kCeilings;
+}
+#endif
+
+const Ceilings& simd_ceilings(Isa isa) {
+  switch (isa) {
+#if defined(__x86_64__)
+    case Isa::avx2: return avx2::kCeilings;
+    case Isa::avx512: return avx512::kCeilings;
+#endif
+    default: return portable::kCeilings;
+  }
+}
+
+}  // namespace linnet

@@ -1,0 +1,112 @@
+// The functions of vec.h, math.h, tile.h and gemm.h over plain arrays, once per instruction set, for simd_test.cc.
+#include "simd/gemm.h"
+#include "simd/math.h"
+#include "simd/simd.h"
+#include "simd/tile.h"
+
+namespace linnet::LINNET_ISA {
+
+template <class T, class F>
+LINNET_INLINE void apply(const T* x, T* y, int64_t count, F f) {
+  using X = Vec<T>;
+  for (int64_t i = 0; i < count; i += X::W) {
+    const int n = static_cast<int>(count - i < X::W ? count - i : X::W);
+    X::store(y + i, f(X::load(x + i, n)), n);
+  }
+}
+
+#define LINNET_FUNCTION(name, expression)                                                                             \
+  {                                                                                                                   \
+    name, [](const float* x, float* y, int64_t n) { apply(x, y, n, [](vf v) LINNET_LAMBDA { return expression; }); }, \
+        [](const double* x, double* y, int64_t n) { apply(x, y, n, [](vd v) LINNET_LAMBDA { return expression; }); }  \
+  }
+#define LINNET_LAMBDA __attribute__((always_inline))
+static const VectorFunction kFunctions[] = {
+    LINNET_FUNCTION("exp", exp(v)),
+    LINNET_FUNCTION("exp2_nonpositive", exp2_nonpositive(v)),
+    LINNET_FUNCTION("expm1", expm1(v)),
+    LINNET_FUNCTION("log", log(v)),
+    LINNET_FUNCTION("log1p", log1p(v)),
+    LINNET_FUNCTION("sigmoid", sigmoid(v)),
+    LINNET_FUNCTION("softplus", softplus(v)),
+    LINNET_FUNCTION("tanh", tanh(v)),
+    LINNET_FUNCTION("round", round(v)),
+    LINNET_FUNCTION("abs", abs(v)),
+    LINNET_FUNCTION("sqrt", sqrt(v)),
+    LINNET_FUNCTION("integer", from_int(to_int(v))),
+    {nullptr, nullptr, nullptr},
+};
+
+template <class T>
+static void fold_all(const T* x, T* total, T* high, T* low) {
+  const typename Vec<T>::V v = Vec<T>::load(x);
+  *total = sum(v);
+  *high = highest(v);
+  *low = lowest(v);
+}
+
+template <class T, Memory kMemory, class Epilogue, class Bounds = Full>
+static void product(const GemmCall<T>& g, const Epilogue& epilogue, const Bounds& bounds = Bounds{}) {
+  gemm<T, kMemory>(g.m, g.n, g.k, Left<T>{g.a, g.a_row, g.a_depth}, g.b, g.ldb, g.c, g.ldc, epilogue, bounds);
+}
+
+// The masked path of exact memory is the same for every epilogue; two of them, reading C or not, keep this file quick to
+// compile.
+template <class T>
+static void product_exact(const GemmCall<T>& g) {
+  if (g.epilogue == GemmEpilogue::add) return product<T, kExact>(g, Add{});
+  product<T, kExact>(g, Store{});
+}
+
+template <class T>
+static void product_padded(const GemmCall<T>& g) {
+  switch (g.epilogue) {
+    case GemmEpilogue::store: return product<T, kPadded>(g, Store{});
+    case GemmEpilogue::add: return product<T, kPadded>(g, Add{});
+    case GemmEpilogue::scale: return product<T, kPadded>(g, Scale<T>{g.scale});
+    case GemmEpilogue::scale_add: return product<T, kPadded>(g, ScaleAdd<T>{g.scale});
+    case GemmEpilogue::lane_scale_add: return product<T, kPadded>(g, LaneScaleAdd<T>{g.alpha});
+    case GemmEpilogue::row_scale_add: return product<T, kPadded>(g, RowScaleAdd<T>{g.alpha});
+    case GemmEpilogue::row_scale: return product<T, kPadded>(g, RowScale<T>{g.alpha});
+  }
+}
+
+template <class T>
+static void gemm_call(const GemmCall<T>& g) {
+  switch (g.bounds) {
+    case GemmBounds::full: return g.exact ? product_exact(g) : product_padded(g);
+    case GemmBounds::columns_to: return product<T, kPadded>(g, Store{}, ColumnsTo(g.offset));
+    case GemmBounds::columns_from: return product<T, kPadded>(g, Store{}, ColumnsFrom(g.offset));
+    case GemmBounds::depth_to: return product<T, kPadded>(g, Store{}, DepthTo(g.offset));
+    case GemmBounds::depth_from: return product<T, kPadded>(g, Store{}, DepthFrom(g.offset));
+    case GemmBounds::depth_to_lane: return product<T, kPadded>(g, Store{}, DepthToLane(g.offset));
+  }
+}
+
+template <class T, class S>
+static constexpr TileFunctions<T, S> tile_functions() {
+  return {load_tile<T, S>, load_tile_transposed<T, S>, store_tile<T, S>, store_tile_transposed<T, S>};
+}
+
+#if defined(__FMA__)
+static constexpr bool kFused = true;
+#else
+static constexpr bool kFused = false;
+#endif
+
+extern const SimdTable kTable;
+const SimdTable kTable = {
+    Vec<float>::W,
+    kFused,
+    kFunctions,
+    fold_all<float>,
+    fold_all<double>,
+    gemm_call<float>,
+    gemm_call<double>,
+    tile_functions<float, float>(),
+    tile_functions<float, Bf16>(),
+    tile_functions<float, F16>(),
+    tile_functions<double, double>(),
+};
+
+}  // namespace linnet::LINNET_ISA
