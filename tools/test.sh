@@ -14,7 +14,7 @@ mkdir -p "$results"
 # GoogleTest and pytest both write the same XML, one file per program, which the summary adds up.
 GTEST_OUTPUT="xml:$results/" ctest --test-dir "$build" --output-on-failure --progress -j "${JOBS:-$(nproc)}"
 ctest_exit=$?
-LINNET_BUILD=$PWD/$build PYTHONPATH=$PWD/python "$python" -m pytest -q tests --junitxml="$results/pytest.xml"
+LINNET_BUILD=$PWD/$build PYTHONPATH=$PWD/$build/python "$python" -m pytest -q tests --junitxml="$results/pytest.xml"
 pytest_exit=$?
 
 "$python" tools/test_summary.py "$results" --ctest-exit $ctest_exit --pytest-exit $pytest_exit

@@ -1,0 +1,41 @@
+# The torch operators: python/linnet/liblinnet_torch.so in the build folder, beside links to the package's sources, so that
+# PYTHONPATH=build/python imports the package as it would be installed.
+#
+# PyTorch's stable ABI with target 2.11: one binary serves every torch from 2.11 on, whichever one it was built with. Only headers
+# and the name libtorch_cpu.so are taken from LINNET_PYTHON's torch.
+set(LINNET_TORCH_TARGET 2.11)
+execute_process(COMMAND ${LINNET_PYTHON} -c [[
+import importlib.util, pathlib, re, sys
+spec = importlib.util.find_spec("torch")  # found, not imported: that takes seconds
+if spec is None or not spec.submodule_search_locations:
+    sys.exit("there is no torch in " + sys.executable)
+folder = pathlib.Path(spec.submodule_search_locations[0])
+version = re.search(r"__version__\s*=\s*['\"]([0-9.]+[0-9])", (folder / "version.py").read_text()).group(1)
+print(folder.as_posix() + ";" + version, end="")
+]] OUTPUT_VARIABLE found ERROR_VARIABLE problem RESULT_VARIABLE failed)
+if(failed)
+  message(FATAL_ERROR "LINNET_TORCH needs torch ${LINNET_TORCH_TARGET} or newer in LINNET_PYTHON (${LINNET_PYTHON}): ${problem}"
+    "Install it there, or build without it: -DLINNET_TORCH=OFF.")
+endif()
+list(GET found 0 torch_folder)
+list(GET found 1 torch_version)
+if(torch_version VERSION_LESS LINNET_TORCH_TARGET)
+  message(FATAL_ERROR "LINNET_TORCH needs torch ${LINNET_TORCH_TARGET} or newer, ${LINNET_PYTHON} has ${torch_version}")
+endif()
+message(STATUS "torch ${torch_version} in ${torch_folder}")
+
+file(GLOB LINNET_TORCH_SOURCES CONFIGURE_DEPENDS src/torch/*.cc)
+list(FILTER LINNET_TORCH_SOURCES EXCLUDE REGEX "_test\\.cc$")
+add_library(linnet_torch MODULE ${LINNET_TORCH_SOURCES})
+target_include_directories(linnet_torch SYSTEM PRIVATE ${torch_folder}/include)
+target_compile_definitions(linnet_torch PRIVATE TORCH_TARGET_VERSION=0x020B000000000000)
+target_link_libraries(linnet_torch PRIVATE linnet linnet_flags ${torch_folder}/lib/libtorch_cpu.so)
+# No path into this torch: `import torch` has loaded libtorch_cpu.so before. --undefined brings the C header along.
+set_target_properties(linnet_torch PROPERTIES SKIP_BUILD_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/python/linnet)
+target_link_options(linnet_torch PRIVATE -Wl,--as-needed -Wl,--undefined=linnet_call)
+
+file(GLOB LINNET_PYTHON_SOURCES RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS python/linnet/*.py python/linnet/py.typed)
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/python/linnet)
+foreach(source ${LINNET_PYTHON_SOURCES})
+  file(CREATE_LINK ${CMAKE_SOURCE_DIR}/${source} ${CMAKE_BINARY_DIR}/${source} SYMBOLIC)
+endforeach()

@@ -1,0 +1,30 @@
+"""Attention from softmax to linear: every mechanism as a function on tensors of shape [B, T, H, D].
+
+    out = linnet.softmax(q, k, v, causal=True)
+    out, state = linnet.linear(q, k, v, map="elu1", return_final_state=True)
+
+The functions are made from the declarations in the compiled library: `help(linnet.softmax)` shows shapes, options and the
+equation, `linnet.info("softmax")` the declaration. They work with autograd, torch.compile and torch.export.
+"""
+
+import copy
+
+from ._library import DECLARATIONS, VERSION
+from ._ops import FUNCTIONS
+
+__version__ = VERSION
+__all__ = ["info", "list_ops", *FUNCTIONS]
+globals().update(FUNCTIONS)
+
+
+def list_ops():
+    """The names of all operators."""
+    return list(FUNCTIONS)
+
+
+def info(op):
+    """The declaration of an operator (its name or its function) as a dictionary: tensors, options, implementations, equation."""
+    name = getattr(op, "__name__", op)
+    if name not in DECLARATIONS:
+        raise ValueError(f"there is no operator {name!r}, expected one of {', '.join(DECLARATIONS)}")
+    return copy.deepcopy(DECLARATIONS[name])

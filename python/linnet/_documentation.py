@@ -1,0 +1,95 @@
+"""Docstrings from the declarations, with an example that runs."""
+
+import textwrap
+
+from ._shapes import Letters
+
+# io is the type of the call, that of the first input: float64, float32, bfloat16 or float16.
+ELEMENTS = {
+    "acc": "float32, float64 in a float64 call",
+    "param": "type of the call or float32",
+    "index": "int32 or int64",
+    "mask": "bool or uint8",
+}
+SIZES = {"B": 2, "T": 16, "S": 16, "H": 4, "K": 8, "V": 8, "c": 32}  # of the example, by the letter's first character; otherwise 4
+
+
+def _wrapped(text, indent):
+    return textwrap.fill(text, 110, initial_indent=" " * indent, subsequent_indent=" " * (indent + 4))
+
+
+def _tensor(decl, remarks):
+    shape = "[" + ", ".join(decl["shape"]) + "]"
+    remarks = [ELEMENTS[decl["element"]], *remarks] if decl["element"] in ELEMENTS else remarks
+    return _wrapped(f"{decl['name']} {shape}: {decl['doc']}{'; ' if remarks else ''}{', '.join(remarks)}.", 4)
+
+
+def _option(option):
+    bounds = [option.get("low"), option.get("high")]
+    if option["kind"] == "choice":
+        values = ", ".join(option["choices"])
+    elif option["kind"] in ("boolean", "window") or bounds == [None, None]:
+        values = ""
+    elif bounds[1] is None:
+        values = f"at least {bounds[0]}"
+    else:
+        values = f"{bounds[0]} to {bounds[1]}"
+    return _wrapped(f"{option['name']}: {option['doc']}{'; ' + values if values else ''}.", 4)
+
+
+def _example(declaration):
+    letters = Letters(declaration["letters"], {option["name"]: option["default"] for option in declaration["options"]})
+    lines, arguments, keyword = [], [], False
+    for decl in declaration["inputs"]:
+        if decl["optional"]:
+            keyword = True
+            continue
+        for word in decl["shape"]:
+            if not letters.knows(word):
+                letters[word] = SIZES.get(word[0], 4)
+        shape = ", ".join(str(letters.evaluate(word)) for word in decl["shape"])
+        make = f"torch.zeros({shape}, dtype=torch.int64)" if decl["element"] == "index" else f"torch.randn({shape})"
+        lines.append(f">>> {decl['name']} = {make}  # [{', '.join(decl['shape'])}]")
+        arguments.append(f"{decl['name']}={decl['name']}" if keyword else decl["name"])
+    return [*lines, f">>> out = linnet.{declaration['name']}({', '.join(arguments)})"]
+
+
+def document(declaration):
+    inputs, outputs = declaration["inputs"], declaration["outputs"]
+    lines = [f"{declaration['summary'][0].upper()}{declaration['summary'][1:]}.", "", f"    {declaration['equation']}", ""]
+    lines.append("Args:")
+    for decl in inputs:
+        remarks = [
+            word
+            for word, on in (
+                ("optional", decl["optional"]),
+                ("read and overwritten", decl["mutated"]),
+                ("broadcast", decl["broadcast"]),
+                ("differentiable", decl["differentiable"]),
+            )
+            if on
+        ]
+        lines.append(_tensor(decl, remarks))
+    lines += [_option(option) for option in declaration["options"]]
+    lines += [f"    return_{decl['name']}: return {decl['name']} too." for decl in outputs[1:] if decl["optional"]]
+    lines += ["", "Returns:"]
+    for decl in outputs:
+        remarks = [f"with return_{decl['name']}"] if decl in outputs[1:] and decl["optional"] else []
+        lines.append(_tensor(decl, remarks))
+    notes = [f"{part} divides {whole}" for whole, part in declaration["multiples"]]
+    for rule in declaration["letters"]:
+        if rule["by"] is None:
+            notes.append(f"{rule['letter']} = {rule['cases'][0][1]} unless a tensor shows it")
+        else:
+            widths = {}
+            for choice, text in rule["cases"]:
+                widths.setdefault(text, []).append(choice)
+            notes.append(f"{rule['letter']} by {rule['by']}: " + ", ".join(f"{text} ({' '.join(names)})" for text, names in widths.items()))
+    if notes:
+        lines += ["", _wrapped("Sizes: " + "; ".join(notes) + ".", 0)]
+    if declaration["decode"]:
+        lines += ["", f"linnet.{declaration['decode']} continues token by token."]
+    if not declaration["differentiable"]:
+        lines += ["", "It has no gradient."]
+    lines += ["", "Example:", *("    " + line for line in _example(declaration)), ""]
+    return "\n".join(lines)

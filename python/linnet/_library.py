@@ -1,0 +1,29 @@
+"""The compiled library: loads the torch operators and reads their declarations."""
+
+import ctypes
+import json
+import pathlib
+
+import torch
+
+PATH = pathlib.Path(__file__).with_name("liblinnet_torch.so")
+OLDEST_TORCH = (2, 11)
+
+
+def _load():
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        raise ImportError(f"linnet needs torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer, this is torch {torch.__version__}")
+    if not PATH.exists():
+        raise ImportError(
+            f"linnet: {PATH} is missing; `pip install . --no-build-isolation` builds it, or put build/python of a build with "
+            "-DLINNET_TORCH=ON first in PYTHONPATH"
+        )
+    torch.ops.load_library(str(PATH))
+    library = ctypes.CDLL(str(PATH))
+    library.linnet_describe.restype = ctypes.c_char_p
+    return json.loads(library.linnet_describe())
+
+
+_description = _load()
+VERSION = _description["version"]
+DECLARATIONS = {declaration["name"]: declaration for declaration in _description["ops"]}

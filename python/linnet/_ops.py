@@ -1,0 +1,214 @@
+"""Python functions, fake kernels and autograd of every operator, made from the declarations."""
+
+import linecache
+
+import torch
+
+from ._documentation import document
+from ._library import DECLARATIONS
+from ._shapes import Shapes
+
+
+def on_request(output):
+    """Whether torch.ops.linnet computes this output only when return_<name> asks for it; the backward's are always computed."""
+    return output["optional"] and not output["saved"]
+
+
+def _check_device(name, inputs, tensors):
+    for decl, tensor in zip(inputs, tensors):
+        if tensor is not None and tensor.device.type not in ("cpu", "meta"):
+            raise RuntimeError(f"{name}: {decl['name']} is on {tensor.device}; this build has no CUDA kernels")
+
+
+def _options(declaration, keywords):
+    return {option["name"]: keywords.get(option["name"], option["default"]) for option in declaration["options"]}
+
+
+def _register_fake(declaration):
+    name, inputs, outputs = declaration["name"], declaration["inputs"], declaration["outputs"]
+
+    def fake(*tensors, **keywords):
+        _check_device(name, inputs, tensors)
+        tensors += (None,) * (len(inputs) - len(tensors))
+        shapes = Shapes(declaration, tensors, _options(declaration, keywords))
+        results = [
+            shapes.nothing(shapes.dtype(decl)) if on_request(decl) and not keywords.get("return_" + decl["name"]) else shapes.output(decl)
+            for decl in outputs
+        ]
+        return tuple(results) if len(results) > 1 else results[0]
+
+    torch.library.register_fake(f"linnet::{name}", fake)
+
+
+def _register_backward(declaration):
+    name, inputs, outputs = declaration["name"], declaration["inputs"], declaration["outputs"]
+    differentiable = [i for i, decl in enumerate(inputs) if decl["differentiable"]]
+    received = [i for i, decl in enumerate(outputs) if decl["differentiable"]]
+    saved = [i for i, decl in enumerate(outputs) if decl["saved"]]
+    options = [option["name"] for option in declaration["options"]]
+    backward_op = getattr(torch.ops.linnet, name + "_backward").default
+
+    def fake(*tensors, wanted, **keywords):
+        given = tensors[len(received) : len(received) + len(inputs)]
+        _check_device(name, inputs, given)
+        first = given[0]
+        gradients = []
+        for i, want in zip(differentiable, wanted):
+            like = first if given[i] is None else given[i]
+            size = like.shape if want and given[i] is not None else (0,)
+            gradients.append(torch.empty(size, dtype=like.dtype, device=like.device))
+        return tuple(gradients) if len(gradients) > 1 else gradients[0]
+
+    def setup_context(ctx, inputs, output, keyword_only_inputs=None):
+        results = output if isinstance(output, tuple) else (output,)
+        ctx.save_for_backward(*inputs, *(results[i] for i in saved))
+        ctx.options = {option: keyword_only_inputs[option] for option in options}
+        declined = ["return_" + decl["name"] if on_request(decl) else None for decl in outputs]
+        ctx.declined = [keyword is not None and not keyword_only_inputs[keyword] for keyword in declined]
+        ctx.mark_non_differentiable(*(results[i] for i, decl in enumerate(outputs) if ctx.declined[i] or not decl["differentiable"]))
+        ctx.set_materialize_grads(False)
+
+    def gradients_of_inputs(ctx, needed, gradients):
+        # torch drops trailing arguments that were left to their default
+        wanted = [i < len(needed) and needed[i] for i in differentiable]
+        incoming = [None if ctx.declined[i] else gradients[i] for i in received]
+        results = [None] * len(inputs)
+        if any(wanted) and any(gradient is not None for gradient in incoming):
+            computed = backward_op(*incoming, *ctx.saved_tensors, **ctx.options, wanted=wanted)
+            computed = computed if isinstance(computed, tuple) else (computed,)
+            for i, want, gradient in zip(differentiable, wanted, computed):
+                results[i] = gradient if want else None
+        return tuple(results)
+
+    def backward(ctx, *gradients):
+        return gradients_of_inputs(ctx, ctx.needs_input_grad, gradients)
+
+    def refuse(ctx, *gradients):
+        raise NotImplementedError(f"{name}: gradients of gradients are not available; the backward has no derivative")
+
+    class Eager(torch.autograd.Function):
+        """The same without torch.library's bookkeeping, which triples the cost of a small call."""
+
+        @staticmethod
+        def forward(ctx, keywords, *inputs):
+            output = getattr(torch.ops.linnet, name).default(*inputs, **keywords)
+            setup_context(ctx, inputs, output, keywords)
+            return output
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            return None, *gradients_of_inputs(ctx, ctx.needs_input_grad[1:], gradients)
+
+    EAGER[name] = Eager
+    torch.library.register_fake(f"linnet::{name}_backward", fake)
+    torch.library.register_autograd(f"linnet::{name}", backward, setup_context=setup_context)
+    torch.library.register_autograd(f"linnet::{name}_backward", refuse)
+
+
+def _register_vmap(name, inputs):
+    """torch.vmap calls the operator once per element of the mapped dimension and stacks the results."""
+    operator = getattr(torch.ops.linnet, name).default
+    states = [i for i, decl in enumerate(inputs) if decl["mutated"]]
+
+    def vmap(info, in_dims, *tensors, **keywords):
+        for i in states:
+            if i < len(tensors) and tensors[i] is not None and in_dims[i] is None:
+                raise RuntimeError(f"{name}: torch.vmap would overwrite {inputs[i]['name']} once per element; map over it too")
+        results = [
+            operator(*(t if dim is None else t.select(dim, i) for t, dim in zip(tensors, in_dims)), **keywords)
+            for i in range(info.batch_size)
+        ]
+        if isinstance(results[0], torch.Tensor):
+            return torch.stack(results), 0
+        return tuple(torch.stack(parts) for parts in zip(*results)), (0,) * len(results[0])
+
+    torch.library.register_vmap(f"linnet::{name}", vmap)
+
+
+def autocast(*tensors):
+    """Under torch.autocast what the operator reads in the type of the call is cast, as for scaled_dot_product_attention."""
+    target = torch.get_autocast_dtype("cpu")
+    return [t.to(target) if t is not None and t.dtype in (torch.float32, torch.float16, torch.bfloat16) else t for t in tensors]
+
+
+def call(name, tensors, keywords):
+    """Calls a differentiable operator."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling() and any(t is not None and t.requires_grad for t in tensors):
+        return EAGER[name].apply(keywords, *tensors)
+    return getattr(torch.ops.linnet, name).default(*tensors, **keywords)
+
+
+def refuse_gradient(name, *tensors):
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        raise RuntimeError(f"{name}: an input requires a gradient, which this operator has not; call it under torch.no_grad()")
+
+
+def overwritten(*tensors):
+    """Tells autograd, so that a graph which still needs the old values of a state refuses to use the new ones."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version([t for t in tensors if t is not None and not t.is_inference()])
+
+
+TYPES = {"real": "float", "maybe_real": "float | None", "integer": "int", "boolean": "bool", "choice": "str", "window": "tuple[int, int]"}
+
+
+def _source(declaration):
+    """The text of the Python function: a real signature, and nothing in its body that torch.compile could not follow."""
+    name, inputs, outputs = declaration["name"], declaration["inputs"], declaration["outputs"]
+    positional = next((i for i, decl in enumerate(inputs) if decl["optional"]), len(inputs))
+    signature = [f"{decl['name']}: torch.Tensor" for decl in inputs[:positional]] + ["*"]
+    signature += [f"{decl['name']}: torch.Tensor" + (" | None = None" if decl["optional"] else "") for decl in inputs[positional:]]
+    for option in declaration["options"]:
+        default = tuple(option["default"]) if option["kind"] == "window" else option["default"]
+        signature.append(f"{option['name']}: {TYPES[option['kind']]} = {default!r}")
+    choosable = [decl["name"] for decl in outputs[1:] if decl["optional"]]
+    signature += [f"return_{output}: bool = False" for output in choosable]
+    if signature[-1] == "*":
+        signature.pop()
+
+    names = [decl["name"] for decl in inputs]
+    body = []
+    if declaration["differentiable"]:
+        cast = ", ".join(decl["name"] for decl in inputs if decl["element"] == "io" and not decl["mutated"])
+        body += ['if torch.is_autocast_enabled("cpu"):', f"    {cast}, = autocast({cast})"]
+    else:
+        body.append(f"refuse_gradient({name!r}, {', '.join(names)})")
+    keywords = [option["name"] for option in declaration["options"]]
+    keywords += ["return_" + decl["name"] for decl in outputs if on_request(decl)]
+    results = ", ".join("_" + decl["name"] for decl in outputs)
+    if declaration["differentiable"]:
+        pairs = ", ".join(f"{keyword!r}: {keyword}" for keyword in keywords)
+        body.append(f"{results} = call({name!r}, ({', '.join(names)},), {{{pairs}}})")
+    else:
+        body.append(f"{results} = torch.ops.linnet.{name}.default({', '.join(names + [f'{word}={word}' for word in keywords])})")
+    if states := [decl["name"] for decl in inputs if decl["mutated"]]:
+        body.append(f"overwritten({', '.join(states)})")
+    always = "".join(f"_{decl['name']}, " for decl in outputs if decl["name"] not in choosable)
+    if choosable:
+        body.append(f"if {' or '.join('return_' + output for output in choosable)}:")
+        chosen = "".join(f" + ((_{output},) if return_{output} else ())" for output in choosable)
+        body.append(f"    return ({always}){chosen}")
+    body.append(f"return {always.rstrip(', ')}")
+    returns = "torch.Tensor" if not choosable else "torch.Tensor | tuple[torch.Tensor, ...]"
+    return f"def {name}({', '.join(signature)}) -> {returns}:\n" + "".join(f"    {line}\n" for line in body)
+
+
+def _function(declaration):
+    name = declaration["name"]
+    source = _source(declaration)
+    place = f"<linnet.{name}>"
+    linecache.cache[place] = (len(source), None, source.splitlines(True), place)  # for tracebacks and inspect.getsource
+    exec(compile(source, place, "exec"), globals())  # this module's own: torch.compile guards globals by module and name
+    function = globals()[name]
+    function.__module__ = "linnet"
+    function.__doc__ = document(declaration)
+    return function
+
+
+EAGER, FUNCTIONS = {}, {}
+for _declaration in DECLARATIONS.values():
+    _register_fake(_declaration)
+    _register_vmap(_declaration["name"], _declaration["inputs"])
+    if _declaration["differentiable"]:
+        _register_backward(_declaration)
+    FUNCTIONS[_declaration["name"]] = _function(_declaration)

@@ -1,0 +1,83 @@
+"""Shapes in letters: what `B T H*normalize` is for given tensors, the same language as in C++.
+
+A shape is a list of words; a word is a letter or an expression of letters and options with + - * // max(a,b). A letter takes its
+value from the first tensor that shows it; a letter that no tensor shows comes from a rule. Sizes may be symbolic.
+"""
+
+import torch
+
+
+class Letters(dict):
+    """The letters and options of one call; a letter that no tensor has shown is looked up in the rules."""
+
+    def __init__(self, rules, options):
+        super().__init__((name, int(value)) for name, value in options.items() if isinstance(value, int))
+        self._rules = {
+            rule["letter"]: next((text for choice, text in rule["cases"] if rule["by"] is None or options[rule["by"]] == choice), None)
+            for rule in rules
+        }
+
+    def __missing__(self, letter):
+        expression = self._rules.get(letter)
+        if expression is None:
+            raise KeyError(letter)
+        self[letter] = self.evaluate(expression)
+        return self[letter]
+
+    def evaluate(self, word):
+        return eval(word, {"__builtins__": {}, "max": torch.sym_max}, self)  # words come from the compiled library alone
+
+    def knows(self, word):
+        try:
+            self.evaluate(word)
+        except NameError:
+            return False
+        return True
+
+
+class Shapes:
+    """The shapes of one call of an operator."""
+
+    def __init__(self, declaration, tensors, options):
+        self.name = declaration["name"]
+        self.letters = Letters(declaration["letters"], options)
+        given = [(decl, tensor) for decl, tensor in zip(declaration["inputs"], tensors) if tensor is not None]
+        packed = any(decl["values"] == "offsets" for decl, _ in given)
+        self.packed_rank = False
+        for decl, tensor in given:
+            if not decl["broadcast"]:
+                self._match(decl, tensor.shape, packed)
+        first = given[0][1]
+        self.device, self.io = first.device, first.dtype
+        self.acc = torch.float64 if self.io == torch.float64 else torch.float32
+
+    def _match(self, decl, sizes, packed):
+        words = decl["shape"]
+        if packed and words[0] == "B" and len(sizes) == len(words) - 1:
+            sizes = (1, *sizes)
+            self.packed_rank = True
+        if len(sizes) != len(words):
+            raise ValueError(f"{self.name}: {decl['name']} has shape {[int(s) for s in sizes]}, expected [{', '.join(words)}]")
+        for word, size in zip(words, sizes):
+            letter, _, more = word.partition("+")
+            if letter not in self.letters and (decl["values"] == "offsets" or not self.letters.knows(word)):
+                self.letters[letter] = size - int(more or 0)  # "N+1" shows N
+                continue
+            torch._check_value(
+                size == self.letters.evaluate(word),
+                lambda: f"{self.name}: {decl['name']} has size {size} in dimension {word} of [{', '.join(words)}], "
+                f"expected {self.letters.evaluate(word)}",
+            )
+
+    def output(self, decl):
+        """An empty tensor for an output."""
+        words = decl["shape"][1:] if self.packed_rank and decl["shape"][0] == "B" else decl["shape"]
+        sizes = [self.letters.evaluate(word) for word in words]
+        return torch.empty(sizes, dtype=self.dtype(decl), device=self.device)
+
+    def dtype(self, decl):
+        return self.acc if decl["element"] == "acc" else self.io
+
+    def nothing(self, dtype):
+        """What stands for a result that was not asked for."""
+        return torch.empty(0, dtype=dtype, device=self.device)
