@@ -133,13 +133,13 @@ def autocast(*tensors):
 
 def call(name, tensors, keywords):
     """Calls a differentiable operator."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling() and any(t is not None and t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
         return EAGER[name].apply(keywords, *tensors)
     return getattr(torch.ops.linnet, name).default(*tensors, **keywords)
 
 
 def refuse_gradient(name, *tensors):
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
         raise RuntimeError(f"{name}: an input requires a gradient, which this operator has not; call it under torch.no_grad()")
 
 

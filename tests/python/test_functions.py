@@ -1,0 +1,344 @@
+"""What the functions compute, and how they take their arguments: the operators themselves are checked by the C++ tests."""
+
+import ctypes
+import doctest
+import inspect
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from cases import CASES, call, case_id, differentiable, every_output, make
+
+import linnet
+from linnet._library import PATH
+
+F = torch.nn.functional
+
+
+def attention(q, k, v, **options):
+    """torch's scaled_dot_product_attention on [B, T, H, D]."""
+    return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), enable_gqa=True, **options).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "sizes,options,torch_options",
+    [
+        ({"Tq": 33, "Tk": 33}, {"causal": True}, {"is_causal": True}),
+        ({"Tq": 5, "Tk": 40}, {}, {}),
+        ({"Tq": 20, "Tk": 20, "Hkv": 1, "K": 16, "V": 16}, {"scale": 0.1}, {"scale": 0.1}),
+        ({"Tq": 64, "Tk": 64, "K": 32, "V": 32}, {"window": (10, 3)}, {"window": (10, 3)}),
+    ],
+    ids=["causal", "cross", "grouped", "window"],
+)
+def test_softmax_is_scaled_dot_product_attention(sizes, options, torch_options, dtype):
+    tensors = make("softmax", dtype=dtype, sizes=sizes)
+    if "window" in torch_options:
+        left, right = torch_options["window"]
+        distance = torch.arange(sizes["Tk"]) - torch.arange(sizes["Tq"])[:, None]
+        torch_options = {"attn_mask": (distance >= -left) & (distance <= right)}
+
+    def results(function, dtype):
+        inputs = differentiable("softmax", {key: t.to(dtype) for key, t in tensors.items()})
+        out = function(**inputs)
+        (out.double() * weight).sum().backward()
+        return [out.double(), *(t.grad.double() for t in inputs.values())]
+
+    weight = make("softmax", dtype=torch.float64, sizes=sizes, seed=1)["q"][..., :1]
+    ours = results(lambda **t: linnet.softmax(**t, **options), dtype)
+    theirs = results(lambda **t: attention(**t, **torch_options), dtype)
+    exact = results(lambda **t: attention(**t, **torch_options), torch.float64)
+    for our, their, reference in zip(ours, theirs, exact, strict=True):
+        error, expected = ((x - reference).norm() / reference.norm() for x in (our, their))
+        assert error <= (2 * expected if dtype.itemsize == 2 else 16 * torch.finfo(dtype).eps)
+
+
+def test_softmax_bias_is_the_additive_mask():
+    tensors = make("softmax", ("bias",), dtype=torch.float64)
+    bias = tensors.pop("bias")
+    for mask in (bias, bias[:1], bias[:, :1], bias[0, 0], bias[..., :1]):
+        torch.testing.assert_close(linnet.softmax(**tensors, bias=mask), attention(**tensors, attn_mask=mask))
+
+
+def test_gradient_of_a_broadcast_bias_has_its_shape():
+    tensors = make("softmax", ("bias",), dtype=torch.float64)
+    bias = tensors.pop("bias")[0, :1].clone().requires_grad_()  # [1, Tq, Tk]
+    linnet.softmax(**tensors, bias=bias).sin().sum().backward()
+    other = bias.detach().clone().requires_grad_()
+    attention(**tensors, attn_mask=other).sin().sum().backward()
+    torch.testing.assert_close(bias.grad, other.grad)
+
+
+STRIDES = {
+    "slices of a fused projection": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]],
+    "heads first in memory": lambda t: t.transpose(-2, -3).contiguous().transpose(-2, -3) if t.dim() > 2 else t,
+    "last dimension not contiguous": lambda t: t.transpose(-1, 0).contiguous().transpose(-1, 0),
+    "every second element": lambda t: torch.stack([t, t], -1)[..., 0],
+    "storage offset": lambda t: torch.cat([t.new_zeros(3), t.reshape(-1)])[3:].view(t.shape),
+}
+
+
+@pytest.mark.parametrize("stride", STRIDES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_strided_inputs_give_the_same_bits(case, stride):
+    name, given, options = case
+    tensors = make(name, given, **options)
+    states = {decl["name"] for decl in linnet.info(name)["inputs"] if decl["mutated"]}
+    strided = {key: t.clone() if key in states else STRIDES[stride](t) for key, t in tensors.items()}
+    expected = call(name, tensors, **options, **every_output(name))
+    result = call(name, strided, **options, **every_output(name))
+    assert all(torch.equal(a, b) and a.is_contiguous() for a, b in zip(result, expected))
+
+
+def test_strided_state_is_overwritten_in_place():
+    tensors = make("softmax_decode")
+    strided = {key: t.clone() for key, t in tensors.items()}
+    for key in ("k_cache", "v_cache"):  # a cache kept as [B, H, capacity, D]
+        strided[key] = tensors[key].transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(linnet.softmax_decode(**tensors), linnet.softmax_decode(**strided))
+    for key in ("k_cache", "v_cache", "lengths"):
+        assert torch.equal(tensors[key], strided[key])
+
+
+@pytest.mark.parametrize("leading", [False, True], ids=["[total, H, D]", "[1, total, H, D]"])
+@pytest.mark.parametrize("name,offsets", [("softmax", ("cu_seqlens_q", "cu_seqlens_k")), ("linear", ("cu_seqlens",))])
+def test_packed_sequences_are_independent(name, offsets, leading):
+    bounds = [0, 5, 5, 13]
+    q, k, v = torch.randn(3, 1, 13, 2, 4)
+    packed = [t if leading else t[0] for t in (q, k, v)]
+    out = getattr(linnet, name)(*packed, **dict.fromkeys(offsets, torch.tensor(bounds, dtype=torch.int32)), causal=True)
+    assert out.shape == packed[0].shape
+    for begin, end in zip(bounds, bounds[1:]):
+        alone = getattr(linnet, name)(*(t[:, begin:end] for t in (q, k, v)), causal=True)
+        torch.testing.assert_close(out.view(q.shape)[:, begin:end], alone)
+
+
+def test_decode_continues_the_sequence():
+    q, k, v = torch.randn(3, 2, 9, 4, 8, dtype=torch.float64)
+    whole = linnet.softmax(q, k, v, causal=True)
+    caches = torch.zeros(2, 2, 16, 4, 8, dtype=torch.float64).unbind()
+    lengths = torch.zeros(2, dtype=torch.int64)
+    parts = [linnet.softmax_decode(q[:, i:j], k[:, i:j], v[:, i:j], *caches, lengths) for i, j in ((0, 4), (4, 5), (5, 9))]
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    assert lengths.tolist() == [9, 9]
+
+    options = {"map": "elu1", "normalize": True}
+    whole, final, final_z = linnet.linear(q, k, v, **options, return_final_state=True, return_final_z=True)
+    _, state, z = linnet.linear(q[:, :4], k[:, :4], v[:, :4], **options, return_final_state=True, return_final_z=True)
+    parts = [linnet.linear_decode(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1], state=state, z=z, **options) for i in range(4, 9)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole[:, 4:])
+    torch.testing.assert_close(state, final)
+    torch.testing.assert_close(z, final_z)
+
+
+def test_empty_tensors():
+    q = torch.randn(1, 0, 2, 4, requires_grad=True)
+    k = torch.randn(1, 3, 2, 4)
+    out, lse = linnet.softmax(q, k, k, return_lse=True)
+    assert out.shape == (1, 0, 2, 4) and lse.shape == (1, 0, 2)
+    out.sum().backward()
+    assert q.grad.shape == q.shape
+    assert linnet.softmax(k, k[:, :0], k[:, :0]).abs().max() == 0
+    assert linnet.linear(k[:, :0], k[:, :0], k[:, :0]).shape == (1, 0, 2, 4)
+
+
+# What is wrong, the exception and its sentence.
+q4 = torch.randn(2, 5, 4, 8)
+WRONG = {
+    "channels": (lambda: linnet.softmax(q4, q4[..., :6], q4), ValueError, "softmax: k has 6 channels in dimension 3 of [B, Tk, Hkv, K], expected 8"),
+    "rank": (lambda: linnet.softmax(q4[0], q4, q4), ValueError, "softmax: q has shape [5, 4, 8], expected [B, Tq, H, K]"),
+    "heads": (lambda: linnet.softmax(q4, q4[:, :, :3], q4[:, :, :3]), ValueError, "softmax: k has 3 heads, expected a divisor of 4"),
+    "type": (lambda: linnet.softmax(q4, q4, q4.double()), ValueError, "softmax: v is f64, expected f32 (same as q)"),
+    "integers": (lambda: linnet.softmax(q4.long(), q4, q4), ValueError, "softmax: q is i64, expected f64, f32, bf16 or f16"),
+    "complex": (lambda: linnet.softmax(q4.to(torch.complex64), q4, q4), ValueError, "softmax: q is ComplexFloat, expected float64, float32"),
+    "nine dimensions": (lambda: linnet.softmax(q4.view(1, 1, 1, 1, 1, 2, 5, 4, 8), q4, q4), ValueError, "softmax: q has 9 dimensions"),
+    "length": (lambda: linnet.softmax(q4, q4, q4, key_len=torch.tensor([5, 6])), ValueError, "softmax: key_len[1] is 6, expected 0 to 5"),
+    "offsets": (
+        lambda: linnet.linear(q4[0], q4[0], q4[0], cu_seqlens=torch.tensor([0, 4])),
+        ValueError,
+        "linear: cu_seqlens ends at 4, expected 5",
+    ),
+    "window": (lambda: linnet.softmax(q4, q4, q4, window=(-2, 0)), ValueError, "softmax: window is (-2, 0), expected values of at least -1"),
+    "window length": (lambda: linnet.softmax(q4, q4, q4, window=(1, 2, 3)), ValueError, "softmax: window has 3 numbers, expected 2 (left, right)"),
+    "softcap": (lambda: linnet.softmax(q4, q4, q4, softcap=-1.0), ValueError, "softmax: softcap is -1, expected at least 0"),
+    "scale": (lambda: linnet.softmax(q4, q4, q4, scale=math.nan), ValueError, "softmax: scale is nan, expected a finite number"),
+    "map": (lambda: linnet.linear(q4, q4, q4, map="elu"), ValueError, "linear: map is 'elu', expected one of identity, elu1"),
+    "signed": (lambda: linnet.linear(q4, q4, q4, normalize=True), ValueError, "linear: normalize with map identity can divide by zero"),
+    "full cache": (
+        lambda: linnet.softmax_decode(q4, q4, q4, torch.zeros(2, 8, 4, 8), torch.zeros(2, 8, 4, 8), torch.tensor([4, 0])),
+        ValueError,
+        "softmax_decode: the cache of item 0 holds 4 of 8 tokens, no room for 5 more",
+    ),
+    "state type": (
+        lambda: linnet.linear_decode(q4, q4, q4, state=torch.zeros(2, 4, 8, 8, dtype=torch.float64)),
+        ValueError,
+        "linear_decode: state is f64, expected f32",
+    ),
+    "expanded state": (
+        lambda: linnet.linear_decode(q4, q4, q4, state=torch.zeros(1, 4, 8, 8).expand(2, 4, 8, 8)),
+        ValueError,
+        "linear_decode: state has stride 0 in dimension 0",
+    ),
+    "state not contiguous": (
+        lambda: linnet.linear_decode(q4, q4, q4, state=torch.zeros(2, 4, 8, 8).mT),
+        ValueError,
+        "linear_decode: state is not contiguous in its last dimension",
+    ),
+    "state missing": (lambda: linnet.linear_decode(q4, q4, q4), TypeError, "linear_decode() missing 1 required keyword-only argument: 'state'"),
+    "unknown option": (lambda: linnet.softmax(q4, q4, q4, casual=True), TypeError, "softmax() got an unexpected keyword argument 'casual'"),
+    "not a tensor": (lambda: linnet.softmax(q4, q4, [1.0]), RuntimeError, "linnet::softmax() Expected a value of type 'Tensor' for argument 'v'"),
+    "unknown operator": (lambda: linnet.info("sofmax"), ValueError, "there is no operator 'sofmax', expected one of softmax, softmax_decode"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_input_is_told_in_a_sentence(wrong):
+    function, exception, sentence = WRONG[wrong]
+    with pytest.raises(exception, match="^" + re.escape(sentence)):
+        function()
+
+
+@pytest.mark.parametrize("wrong", ["channels", "rank"])
+def test_wrong_shapes_are_told_when_compiling(wrong):
+    function, _, sentence = WRONG[wrong]
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=re.escape(sentence.split(" has ")[0])):
+        torch.compile(function, fullgraph=True, backend="aot_eager")()
+
+
+def test_failed_call_leaves_the_state_alone():
+    tensors = make("softmax_decode")
+    tensors["lengths"] = torch.tensor([1, 11])  # the second cache is too full for six more tokens
+    before = {key: t.clone() for key, t in tensors.items()}
+    with pytest.raises(ValueError, match="no room"):
+        linnet.softmax_decode(**tensors)
+    assert all(torch.equal(tensors[key], t) for key, t in before.items())
+
+
+def test_cuda_tensors_are_answered_with_a_sentence():
+    sentence = "^softmax: q is on (cuda:0|a CUDA device); this build has no CUDA kernels"
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        q = torch.empty(1, 4, 2, 8, device="cuda")
+        with pytest.raises(RuntimeError, match=sentence):
+            linnet.softmax(q, q, q)
+    if torch.cuda.is_available():
+        q = torch.randn(1, 4, 2, 8, device="cuda")
+        with pytest.raises(RuntimeError, match=sentence):
+            linnet.softmax(q, q, q)
+
+
+def test_meta_tensors_give_shapes():
+    q = torch.empty(2, 5, 4, 8, device="meta")
+    out, state = linnet.linear(q, q, q, map="taylor2", return_final_state=True)
+    assert out.shape == (2, 5, 4, 8) and state.shape == (2, 4, 1 + 8 + 36, 8)
+
+
+# The same bits through the C header, called with ctypes.
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class Option(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("text", ctypes.c_char_p)]
+
+
+class Context(ctypes.Structure):
+    _fields_ = [("executor", ctypes.c_void_p), ("impl", ctypes.c_char_p), ("workspace", ctypes.c_void_p), ("bytes", ctypes.c_int64)]
+
+
+DTYPES = {torch.float64: 1, torch.float32: 2, torch.bfloat16: 3, torch.float16: 4, torch.int64: 5, torch.int32: 6, torch.uint8: 7, torch.bool: 7}
+
+
+def call_c(name, tensors, options):
+    library = ctypes.CDLL(str(PATH))
+    integers = ctypes.c_int64 * 8
+    views = (Tensor * len(tensors))(
+        *(Tensor(key.encode(), t.data_ptr(), DTYPES[t.dtype], 0, t.dim(), integers(*t.shape), integers(*t.stride())) for key, t in tensors.items())
+    )
+    texts = {key: ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() for key, value in options.items()}
+    words = (Option * len(texts))(*(Option(key.encode(), text.encode()) for key, text in texts.items()))
+    message = ctypes.create_string_buffer(512)
+    arguments = (name.encode(), 0, views, len(views), words, len(words))
+    size = ctypes.c_int64()
+    code = library.linnet_workspace(*arguments, None, ctypes.byref(size), message, ctypes.c_size_t(512))
+    assert code == 0, message.value
+    memory = torch.empty(size.value, dtype=torch.uint8)
+    context = Context(None, None, memory.data_ptr(), size.value)
+    code = library.linnet_call(*arguments, ctypes.byref(context), message, ctypes.c_size_t(512))
+    assert code == 0, message.value
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_same_bits_as_the_c_header(case):
+    name, given, options = case
+    tensors = make(name, given, **options)
+    copies = {key: t.clone() for key, t in tensors.items()}
+    expected = call(name, tensors, **options, **every_output(name))
+    outputs = [decl["name"] for decl in linnet.info(name)["outputs"]]
+    results = {key: torch.full_like(t, 7) for key, t in zip(outputs, expected if isinstance(expected, tuple) else (expected,))}
+    call_c(name, {**copies, **results}, options)
+    for key, t in zip(outputs, expected if isinstance(expected, tuple) else (expected,)):
+        assert torch.equal(results[key], t)
+    assert all(torch.equal(copies[key], t) for key, t in tensors.items())
+
+
+# The package itself.
+@pytest.mark.parametrize("name", linnet.list_ops())
+def test_docstring_example_runs_and_names_everything(name):
+    function, declaration = getattr(linnet, name), linnet.info(name)
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner()
+    runner.run(parser.get_doctest(function.__doc__, {"torch": torch, "linnet": linnet}, name, None, None))
+    assert runner.summarize(verbose=False) == (0, function.__doc__.count(">>>"))
+    for decl in declaration["inputs"] + declaration["outputs"]:
+        assert f"{decl['name']} [{', '.join(decl['shape'])}]: {decl['doc'].split()[0]}" in function.__doc__
+    assert declaration["equation"] in function.__doc__
+    assert all(f"{option['name']}: " in function.__doc__ for option in declaration["options"])
+
+
+def test_signatures():
+    parameters = inspect.signature(linnet.softmax).parameters
+    assert list(parameters)[:3] == ["q", "k", "v"]
+    assert parameters["q"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert parameters["bias"].kind is inspect.Parameter.KEYWORD_ONLY and parameters["bias"].default is None
+    assert parameters["window"].default == (-1, -1) and parameters["causal"].default is False
+    assert parameters["return_lse"].default is False
+    assert inspect.signature(linnet.linear_decode).parameters["state"].default is inspect.Parameter.empty
+    assert inspect.getsource(linnet.softmax).startswith("def softmax(q: torch.Tensor")
+
+
+def test_listing():
+    assert linnet.list_ops() == list(linnet.list_ops()) and "softmax_paged" in linnet.list_ops()
+    assert set(linnet.list_ops()) < set(linnet.__all__) and all(hasattr(linnet, name) for name in linnet.__all__)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", linnet.__version__)
+    declaration = linnet.info(linnet.softmax)
+    assert declaration == linnet.info("softmax") and declaration["implementations"][0]["name"] == "ref"
+    declaration["inputs"].clear()
+    assert linnet.info("softmax")["inputs"]  # a copy
+
+
+def test_library_needs_only_the_stable_shim_of_torch():
+    undefined = subprocess.run(["nm", "-D", "--undefined-only", PATH], capture_output=True, text=True, check=True).stdout
+    symbols = [line.split()[-1] for line in undefined.splitlines()]
+    foreign = [s for s in symbols if not re.search(r"@(GLIBC|GLIBCXX|CXXABI|GCC)_", s) and not s.startswith(("_ITM_", "__gmon_start__"))]
+    assert len(foreign) > 20  # the shim itself
+    assert [s for s in foreign if not re.fullmatch(r"(aoti_torch|torch)_\w+", s)] == []
+    needed = subprocess.run(["readelf", "-d", PATH], capture_output=True, text=True, check=True).stdout
+    assert "RPATH" not in needed and "RUNPATH" not in needed
+    assert {name for name in re.findall(r"\[(lib[a-z0-9_]+)\.so", needed) if "torch" in name or "c10" in name} == {"libtorch_cpu"}
+
+
+def test_import_needs_nothing_but_torch():
+    code = "import torch, sys; before = set(sys.modules); import linnet; print(*sorted(m for m in set(sys.modules) - before if '.' not in m))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(PATH.parents[1])}).stdout
+    assert loaded.split() == ["linnet"]
