@@ -33,15 +33,15 @@ Problem problem_of(const SoftmaxPagedArgs& args) {
 }
 
 int64_t workspace_of(const Problem& p, int workers) {
-  return p.q.dtype == Dtype::f64 ? forward_workspace<double>(p, workers) : forward_workspace<float>(p, workers);
+  return p.q.dtype == Dtype::f64 ? forward_workspace<Direct<double>>(p, workers) : forward_workspace<Direct<float>>(p, workers);
 }
 void run_forward(Problem p, const SoftmaxOut& out, const Launch& launch) {
   p.out = out.out;
   p.lse = out.lse;
   if (p.q.dtype == Dtype::f64) {
-    forward<double>(p, launch);
+    forward<Direct<double>>(p, launch);
   } else {
-    forward<float>(p, launch);
+    forward<Direct<float>>(p, launch);
   }
 }
 

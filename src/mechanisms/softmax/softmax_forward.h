@@ -34,8 +34,9 @@ LINNET_INLINE int tiles_per_task(const P& problem, int workers) {
   return static_cast<int>(tiles);
 }
 
-template <class T, class P>
+template <class A, class P>
 struct ForwardMemory {
+  using T = typename A::T;
   int64_t *first_task, *first_part;  // [sequences + 1]: of each sequence; parts counted in rows
   T* parts;                          // sums, then maximum and total of each row
   char* worker;
@@ -46,7 +47,7 @@ struct ForwardMemory {
     first_part = arena.take<int64_t>(problem.sequences() + 1);
     parts = arena.take<T>(part_rows * (round_up<T>(problem.value_width()) + 2));
     Arena one;
-    ForwardScratch<T>(one, problem.key_width(), problem.value_width(), problem.bias.given(), tiles);
+    typename A::Scratch(one, problem.key_width(), problem.value_width(), problem.bias.given(), tiles);
     RowScratch<T>(one, problem.key_width(), problem.value_width());
     worker_bytes = one.used();
     worker = arena.take<char>(worker_bytes * workers);
@@ -69,18 +70,19 @@ LINNET_INLINE int64_t part_rows(const P& problem) {
   return rows;
 }
 
-template <class T, class P>
+template <class A, class P>
 int64_t forward_workspace(const P& problem, int workers) {
   Arena arena;
-  ForwardMemory<T, P>(arena, problem, tiles_per_task<T>(problem, workers), workers, part_rows(problem));
+  ForwardMemory<A, P>(arena, problem, tiles_per_task<typename A::T>(problem, workers), workers, part_rows(problem));
   return arena.used();
 }
 
-template <class T, class P>
+template <class A, class P>
 void forward(const P& problem, const Launch& launch) {
+  using T = typename A::T;
   const int tiles = tiles_per_task<T>(problem, launch.workers);
   Arena arena(launch.workspace);
-  const ForwardMemory<T, P> memory(arena, problem, tiles, launch.workers, part_rows(problem));
+  const ForwardMemory<A, P> memory(arena, problem, tiles, launch.workers, part_rows(problem));
   const int64_t sequences = problem.sequences(), heads = problem.key_heads(), G = problem.group();
   const int64_t K = problem.key_width(), V = problem.value_width(), ldo = round_up<T>(V);
   double pairs = 0;
@@ -101,7 +103,7 @@ void forward(const P& problem, const Launch& launch) {
 
   run_tasks(launch, memory.first_task[sequences], flops, [&](int64_t task, int worker) {
     Arena own(memory.worker + worker * memory.worker_bytes);
-    const ForwardScratch<T> scratch(own, K, V, problem.bias.given(), tiles);
+    const typename A::Scratch scratch(own, K, V, problem.bias.given(), tiles);
     const RowScratch<T> row_scratch(own, K, V);
     int64_t low = 0, high = sequences;  // the sequence of this task
     while (high - low > 1) {
@@ -110,12 +112,12 @@ void forward(const P& problem, const Launch& launch) {
     }
     const Sequence seq = problem.sequence(low);
     const int64_t rows = seq.tq * G, splits = splits_of(problem, seq), local = task - memory.first_task[low];
-    QueryTile<T> tile[kMaxTiles];
+    typename A::Tile tile[kMaxTiles];
     if (rows > kLanes) {
       const int64_t blocks = divide_up(rows, kLanes * tiles), head = local % heads, block = blocks - 1 - local / heads;
-      const int count = forward_block(problem, seq, head, block * kLanes * tiles, tiles, 0, seq.n, scratch, tile);
+      const int count = forward_block<A>(problem, seq, head, block * kLanes * tiles, tiles, 0, seq.n, scratch, tile);
       for (int i = 0; i < count; ++i) {
-        problem.finish(seq, head, tile[i].r0, tile[i].rows, tile[i].ot, false, tile[i].maximum, tile[i].sum, scratch.k);
+        problem.finish(seq, head, tile[i].r0, tile[i].rows, tile[i].ot, false, tile[i].maximum, tile[i].sum, scratch.staging());
       }
       return;
     }
@@ -125,7 +127,7 @@ void forward(const P& problem, const Launch& launch) {
     if (P::kReadsInPlace && rows <= kFewRows) {
       T maximum[kLanes], total[kLanes];
       few_rows(problem, seq, head, few, begin, end, row_scratch, maximum, total);
-      if (splits == 1) return problem.finish(seq, head, 0, few, row_scratch.o, true, maximum, total, scratch.k);
+      if (splits == 1) return problem.finish(seq, head, 0, few, row_scratch.o, true, maximum, total, scratch.staging());
       T* const to = part(low, seq, head, split);
       for (int64_t i = 0; i < rows * ldo; ++i) to[i] = row_scratch.o[i];
       for (int r = 0; r < few; ++r) {
@@ -134,9 +136,9 @@ void forward(const P& problem, const Launch& launch) {
       }
       return;
     }
-    forward_block(problem, seq, head, 0, 1, begin, end, scratch, tile);
+    forward_block<A>(problem, seq, head, 0, 1, begin, end, scratch, tile);
     if (splits == 1) {
-      return problem.finish(seq, head, 0, few, tile[0].ot, false, tile[0].maximum, tile[0].sum, scratch.k);
+      return problem.finish(seq, head, 0, few, tile[0].ot, false, tile[0].maximum, tile[0].sum, scratch.staging());
     }
     T* const to = part(low, seq, head, split);
     store_tile_transposed(tile[0].ot, kLanes, few, static_cast<int>(V), to, ldo);
@@ -156,8 +158,8 @@ void forward(const P& problem, const Launch& launch) {
     const int64_t splits = splits_of(problem, seq), rows = seq.tq * G;
     if (splits == 1 || rows == 0) return;
     Arena own(memory.worker + worker * memory.worker_bytes);
-    const ForwardScratch<T> scratch(own, K, V, problem.bias.given(), tiles);
-    T* const o = scratch.v;  // [kLanes, ldo]: as large as the values of a tile
+    const typename A::Scratch scratch(own, K, V, problem.bias.given(), tiles);
+    T* const o = scratch.staging();  // [kLanes, ldo]
     T maximum[kLanes], total[kLanes];
     for (int r = 0; r < kLanes; ++r) {
       maximum[r] = kLowest<T>;
@@ -179,7 +181,7 @@ void forward(const P& problem, const Launch& launch) {
         }
       }
     }
-    problem.finish(seq, head, 0, static_cast<int>(rows), o, true, maximum, total, scratch.k);
+    problem.finish(seq, head, 0, static_cast<int>(rows), o, true, maximum, total, scratch.staging());
   });
 }
 

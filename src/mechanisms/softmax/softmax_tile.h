@@ -58,39 +58,19 @@ LINNET_INLINE bool all_finite(const T* x, int64_t ld, int rows, int cols) {
   return !any(is_nan(sum));
 }
 
-template <class T>
+// A tile of queries and its running sums. Q: the element of its transposed queries (Direct, Pairs).
+template <class T, class Q>
 struct QueryTile {
   int64_t r0;  // first row
   int rows, lanes;
   int64_t t0, t1;  // positions of its first and last token
-  T *qt, *ot;      // [K, kLanes], [V, kLanes]
-  T *maximum, *sum;
-};
-
-template <class T>
-struct ForwardScratch {
-  T *k, *v, *st, *bias, *alpha;
-  int64_t ldk, ldv;
-  T* tiles;
-  int64_t tile_size;
-
-  // Leading dimensions are padded by one line: rows at a distance of a large power of two collide in L1.
-  LINNET_INLINE ForwardScratch(Arena& arena, int64_t K, int64_t V, bool has_bias, int tile_count)
-      : ldk(round_up<T>(K) + Vec<T>::W), ldv(round_up<T>(V) + Vec<T>::W) {
-    const int64_t widest = ldk > ldv ? ldk : ldv;
-    k = arena.take<T>(kKeys * widest);  // also the staging area of queries and results: [kLanes, width]
-    v = arena.take<T>(kKeys * ldv);
-    st = arena.take<T>(kKeys * kLanes);
-    bias = arena.take<T>(has_bias ? kKeys * kLanes : 0);
-    alpha = arena.take<T>(kLanes);
-    tile_size = (K + V + 2) * kLanes;
-    tiles = arena.take<T>(tile_size * tile_count);
-  }
+  Q* qt;           // [K, kLanes] (pairs: [K / 2, kLanes])
+  T *ot, *maximum, *sum;
 };
 
 // Which lanes of the tile see key j of the sequence.
-template <class T>
-LINNET_INLINE Span visible_lanes(const Mask& mask, const Sequence& seq, int64_t group, const QueryTile<T>& tile, int64_t j) {
+template <class Tile>
+LINNET_INLINE Span visible_lanes(const Mask& mask, const Sequence& seq, int64_t group, const Tile& tile, int64_t j) {
   const Span t = mask.queries(j);
   const int64_t first = larger(0, smaller(t.begin - seq.shift(), seq.tq)),
                 last = larger(0, smaller(t.end - seq.shift(), seq.tq));
@@ -98,9 +78,9 @@ LINNET_INLINE Span visible_lanes(const Mask& mask, const Sequence& seq, int64_t 
 }
 
 // Soft cap, bias and mask on the logits of a tile, then the maximum of each lane.
-template <class T, class P>
-[[gnu::noinline]] void finish_logits(const P& problem, const Sequence& seq, const QueryTile<T>& tile, int64_t j0, int keys,
-                                     bool masked, T* st, const T* bias, T* maximum) {
+template <class T, class Tile, class P>
+[[gnu::noinline]] void finish_logits(const P& problem, const Sequence& seq, const Tile& tile, int64_t j0, int keys, bool masked,
+                                     T* st, const T* bias) {
   using X = Vec<T>;
   using V = typename X::V;
   const bool capped = problem.softcap > 0;
@@ -116,43 +96,103 @@ template <class T, class P>
       }
       if (masked) s = select(span_mask<T>(lanes, v), s, hidden);
       X::store(st + j * kLanes + v, s);
-      X::store(maximum + v, max(s, X::load(maximum + v)));
+      X::store(tile.maximum + v, max(s, X::load(tile.maximum + v)));
     }
   }
 }
 
-// P = 2^(S - m) in place; alpha = 2^(m_old - m); l = l alpha + column sums. `maximum` already holds the new m, old_maximum the
-// old.
-template <class T, int N>
-LINNET_INLINE void exponentials(int keys, T* st, const T* old_maximum, const T* maximum, T* sum, T* alpha) {
-  using X = Vec<T>;
-  using V = typename X::V;
-  V m[N], l[N];
-#pragma GCC unroll 8
-  for (int v = 0; v < N; ++v) {
-    m[v] = X::load(maximum + v * X::W);
-    l[v] = X::zero();
+// Direct<T>: the arithmetic of the engine with all products in T. (Pairs, softmax_pairs.h, multiplies in bf16.)
+template <class Element>
+struct Direct {
+  using T = Element;
+  using Query = T;
+  using Tile = QueryTile<T, T>;
+
+  struct Scratch {
+    T *k, *v, *st, *bias, *alpha, *tiles;
+    int64_t ldk, ldv;
+    // Leading dimensions are padded by one line: rows at a distance of a large power of two collide in L1.
+    LINNET_INLINE Scratch(Arena& arena, int64_t K, int64_t V, bool has_bias, int tile_count)
+        : ldk(round_up<T>(K) + Vec<T>::W), ldv(round_up<T>(V) + Vec<T>::W) {
+      k = arena.take<T>(kKeys * larger(ldk, ldv));
+      v = arena.take<T>(kKeys * ldv);
+      st = arena.take<T>(kKeys * kLanes);
+      bias = arena.take<T>(has_bias ? kKeys * kLanes : 0);
+      alpha = arena.take<T>(kLanes);
+      tiles = arena.take<T>((query_size(K) + (V + 2) * kLanes) * tile_count);
+    }
+    LINNET_INLINE T* staging() const { return k; }  // [kLanes, width of queries or values], before and after the keys
+  };
+  LINNET_INLINE static int64_t query_size(int64_t K) { return K * kLanes; }  // in T
+
+  template <class P>
+  static void load_queries(const P& problem, const Sequence& seq, int64_t head, const Tile& tile, const Scratch& s) {
+    problem.load_queries(seq, head, tile.r0, tile.rows, tile.qt, s.staging());
   }
-  for (int j = 0; j < keys; ++j) {
+  template <class P>
+  static void load_tile(const P& problem, const Sequence& seq, int64_t head, int64_t j0, int keys, const Scratch& s) {
+    problem.load_keys(seq, head, j0, keys, s.k, s.ldk);
+    problem.load_values(seq, head, j0, keys, s.v, s.ldv);
+  }
+  // ST = K QT, and the maximum of each lane unless the logits still change.
+  template <class P>
+  LINNET_INLINE static void scores(const P& problem, const Tile& tile, int keys, bool with_maximum, const Scratch& s) {
+    const int K = static_cast<int>(problem.key_width());
+    if (with_maximum) {
+      gemm<T>(keys, tile.lanes, K, as_is(s.k, s.ldk), tile.qt, kLanes, s.st, kLanes, StoreMax<T>{tile.maximum});
+    } else {
+      gemm<T>(keys, tile.lanes, K, as_is(s.k, s.ldk), tile.qt, kLanes, s.st, kLanes, Store{});
+    }
+  }
+  // P = 2^(S - m) in place; alpha = 2^(m_old - m); l = l alpha + column sums.
+  template <int N>
+  LINNET_INLINE static void exponentials(int keys, int v0, const T* old_maximum, const Tile& tile, const Scratch& s, bool) {
+    using X = Vec<T>;
+    using V = typename X::V;
+    V m[N], l[N];
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) {
-      const V p = exp2_nonpositive(X::load(st + j * kLanes + v * X::W) - m[v]);
-      X::store(st + j * kLanes + v * X::W, p);
-      l[v] = l[v] + p;
+      m[v] = X::load(tile.maximum + v0 + v * X::W);
+      l[v] = X::zero();
+    }
+    for (int j = 0; j < keys; ++j) {
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v) {
+        T* const at = s.st + j * kLanes + v0 + v * X::W;
+        const V p = exp2_nonpositive(X::load(at) - m[v]);
+        X::store(at, p);
+        l[v] = l[v] + p;
+      }
+    }
+    end_exponentials<N>(v0, old_maximum, m, l, tile, s);
+  }
+  template <int N, class V, class S>
+  LINNET_INLINE static void end_exponentials(int v0, const T* old_maximum, const V (&m)[N], const V (&l)[N], const auto& tile,
+                                             const S& s) {
+    using X = Vec<T>;
+#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v) {
+      const int at = v0 + v * X::W;
+      const V alpha = exp2_nonpositive(X::load(old_maximum + at) - m[v]);
+      X::store(s.alpha + at, alpha);
+      X::store(tile.sum + at, fma(X::load(tile.sum + at), alpha, l[v]));
     }
   }
-#pragma GCC unroll 8
-  for (int v = 0; v < N; ++v) {
-    const V a = exp2_nonpositive(X::load(old_maximum + v * X::W) - m[v]);
-    X::store(alpha + v * X::W, a);
-    X::store(sum + v * X::W, fma(X::load(sum + v * X::W), a, l[v]));
+  // OT = OT alpha + V^T ST
+  template <class P>
+  LINNET_INLINE static void values(const P& problem, const Tile& tile, int keys, const Scratch& s) {
+    gemm<T>(static_cast<int>(problem.value_width()), tile.lanes, keys, transposed(s.v, s.ldv), s.st, kLanes, tile.ot, kLanes,
+            LaneScaleAdd<T>{s.alpha});
   }
-}
+  LINNET_INLINE static bool values_finite(int keys, int V, const Scratch& s) { return all_finite(s.v, s.ldv, keys, V); }
+  LINNET_INLINE static T value(const Scratch& s, int j, int c) { return s.v[j * s.ldv + c]; }
+};
 
 // OT = OT alpha + V^T ST over the visible pairs alone.
-template <class T, class P>
-[[gnu::noinline]] void careful_values(const P& problem, const Sequence& seq, const QueryTile<T>& tile, int64_t j0, int keys,
-                                      const ForwardScratch<T>& s, bool biased) {
+template <class A, class P>
+[[gnu::noinline]] void careful_values(const P& problem, const Sequence& seq, const typename A::Tile& tile, int64_t j0, int keys,
+                                      const typename A::Scratch& s, bool biased) {
+  using T = typename A::T;
   using X = Vec<T>;
   using V = typename X::V;
   for (int c = 0; c < problem.value_width(); ++c) {
@@ -161,7 +201,7 @@ template <class T, class P>
       for (int j = 0; j < keys; ++j) {
         auto seen = span_mask<T>(visible_lanes(problem.mask, seq, problem.group(), tile, j0 + j), v);
         if (biased) seen = seen & ~eq(X::load(s.bias + j * kLanes + v), X::broadcast(-kInfinity<T>));
-        const V next = fma(X::broadcast(s.v[j * s.ldv + c]), X::load(s.st + j * kLanes + v), sum);
+        const V next = fma(X::broadcast(A::value(s, j, c)), X::load(s.st + j * kLanes + v), sum);
         sum = select(seen, next, sum);
       }
       T* const o = tile.ot + c * kLanes + v;
@@ -172,49 +212,46 @@ template <class T, class P>
 
 // One tile of queries meets one tile of keys that stands in the scratch. finite: 1 the values are finite, 0 not, -1 unknown
 // yet.
-template <class T, class P>
-LINNET_INLINE void forward_step(const P& problem, const Sequence& seq, int64_t head, const QueryTile<T>& tile, Cover cover,
-                                int64_t j0, int keys, const ForwardScratch<T>& s, int& finite) {
+template <class A, class P>
+LINNET_INLINE void forward_step(const P& problem, const Sequence& seq, int64_t head, const typename A::Tile& tile, Cover cover,
+                                int64_t j0, int keys, const typename A::Scratch& s, int& finite) {
+  using T = typename A::T;
   using X = Vec<T>;
-  const int K = static_cast<int>(problem.key_width()), V = static_cast<int>(problem.value_width());
-  const bool biased = problem.bias.given(), masked = cover == Cover::some;
+  const bool biased = problem.bias.given(), masked = cover == Cover::some, changed = biased || masked || problem.softcap > 0;
   T old_maximum[kLanes];
   for (int v = 0; v < tile.lanes; v += X::W) X::store(old_maximum + v, X::load(tile.maximum + v));
-  if (biased || masked || problem.softcap > 0) {
-    gemm<T>(keys, tile.lanes, K, as_is(s.k, s.ldk), tile.qt, kLanes, s.st, kLanes, Store{});
-    if (biased) problem.load_bias(seq, head, j0, keys, tile.r0, tile.rows, s.bias);
-    finish_logits(problem, seq, tile, j0, keys, masked, s.st, biased ? s.bias : nullptr, tile.maximum);
-  } else {
-    gemm<T>(keys, tile.lanes, K, as_is(s.k, s.ldk), tile.qt, kLanes, s.st, kLanes, StoreMax<T>{tile.maximum});
-  }
+  A::scores(problem, tile, keys, !changed, s);
+  if (biased) problem.load_bias(seq, head, j0, keys, tile.r0, tile.rows, s.bias);
+  if (changed) finish_logits(problem, seq, tile, j0, keys, masked, s.st, biased ? s.bias : nullptr);
+  if ((biased || masked) && finite < 0) finite = A::values_finite(keys, static_cast<int>(problem.value_width()), s) ? 1 : 0;
+  const bool careful = (biased || masked) && finite == 0;
   int v = 0;
-  for (; v + 4 * X::W <= tile.lanes; v += 4 * X::W) {
-    exponentials<T, 4>(keys, s.st + v, old_maximum + v, tile.maximum + v, tile.sum + v, s.alpha + v);
+  for (; v + 4 * X::W <= tile.lanes; v += 4 * X::W) A::template exponentials<4>(keys, v, old_maximum, tile, s, careful);
+  for (; v < tile.lanes; v += X::W) A::template exponentials<1>(keys, v, old_maximum, tile, s, careful);
+  if (careful) {
+    careful_values<A>(problem, seq, tile, j0, keys, s, biased);
+  } else {
+    A::values(problem, tile, keys, s);
   }
-  for (; v < tile.lanes; v += X::W) {
-    exponentials<T, 1>(keys, s.st + v, old_maximum + v, tile.maximum + v, tile.sum + v, s.alpha + v);
-  }
-  if (biased || masked) {
-    if (finite < 0) finite = all_finite(s.v, s.ldv, keys, V) ? 1 : 0;
-    if (finite == 0) return careful_values(problem, seq, tile, j0, keys, s, biased);
-  }
-  gemm<T>(V, tile.lanes, keys, transposed(s.v, s.ldv), s.st, kLanes, tile.ot, kLanes, LaneScaleAdd<T>{s.alpha});
 }
 
-template <class T, class P>
-QueryTile<T> begin_tile(const P& problem, const Sequence& seq, int64_t head, int64_t r0, const ForwardScratch<T>& s, int slot) {
+template <class A, class P>
+typename A::Tile begin_tile(const P& problem, const Sequence& seq, int64_t head, int64_t r0, const typename A::Scratch& s,
+                            int slot) {
+  using T = typename A::T;
   const int64_t G = problem.group(), K = problem.key_width(), V = problem.value_width();
-  QueryTile<T> tile;
+  typename A::Tile tile;
   tile.r0 = r0;
   tile.rows = static_cast<int>(smaller(kLanes, seq.tq * G - r0));
   tile.lanes = static_cast<int>(round_up<T>(tile.rows));
   tile.t0 = r0 / G + seq.shift();
   tile.t1 = (r0 + tile.rows - 1) / G + seq.shift();
-  tile.qt = s.tiles + slot * s.tile_size;
-  tile.ot = tile.qt + K * kLanes;
+  T* const base = s.tiles + slot * (A::query_size(K) + (V + 2) * kLanes);
+  tile.qt = reinterpret_cast<typename A::Query*>(base);
+  tile.ot = base + A::query_size(K);
   tile.maximum = tile.ot + V * kLanes;
   tile.sum = tile.maximum + kLanes;
-  problem.load_queries(seq, head, r0, tile.rows, tile.qt, s.k);
+  A::load_queries(problem, seq, head, tile, s);
   for (int64_t i = 0; i < V * kLanes; ++i) tile.ot[i] = 0;
   for (int i = 0; i < kLanes; ++i) {
     tile.maximum[i] = kLowest<T>;  // finite, so that a lane that sees nothing keeps l = 0 without a NaN
@@ -226,13 +263,13 @@ QueryTile<T> begin_tile(const P& problem, const Sequence& seq, int64_t head, int
 inline constexpr int kMaxTiles = 8;  // query tiles of one task
 
 // Tiles of rows from r0 on over keys [key_begin, key_end); the caller finishes the tiles.
-template <class T, class P>
+template <class A, class P>
 int forward_block(const P& problem, const Sequence& seq, int64_t head, int64_t r0, int tile_count, int64_t key_begin,
-                  int64_t key_end, const ForwardScratch<T>& s, QueryTile<T> (&tiles)[kMaxTiles]) {
+                  int64_t key_end, const typename A::Scratch& s, typename A::Tile (&tiles)[kMaxTiles]) {
   const int64_t rows = seq.tq * problem.group();
   int count = 0;
   for (; count < tile_count && r0 + count * kLanes < rows; ++count) {
-    tiles[count] = begin_tile(problem, seq, head, r0 + count * kLanes, s, count);
+    tiles[count] = begin_tile<A>(problem, seq, head, r0 + count * kLanes, s, count);
   }
   const Mask::Keys reach = problem.mask.reach(tiles[0].t0, tiles[count - 1].t1, seq.n);
   for (int64_t j0 = key_begin; j0 < key_end; j0 += kKeys) {
@@ -247,12 +284,9 @@ int forward_block(const P& problem, const Sequence& seq, int64_t head, int64_t r
     for (int i = 0; i < count; ++i) {
       const Cover cover = problem.mask.cover(tiles[i].t0, tiles[i].t1, j0, j0 + keys - 1);
       if (cover == Cover::none) continue;
-      if (!loaded) {
-        problem.load_keys(seq, head, j0, keys, s.k, s.ldk);
-        problem.load_values(seq, head, j0, keys, s.v, s.ldv);
-        loaded = true;
-      }
-      forward_step(problem, seq, head, tiles[i], cover, j0, keys, s, finite);
+      if (!loaded) A::load_tile(problem, seq, head, j0, keys, s);
+      loaded = true;
+      forward_step<A>(problem, seq, head, tiles[i], cover, j0, keys, s, finite);
     }
   }
   return count;
