@@ -4,8 +4,9 @@
 //   gemm_pairs(64, 64, 32, as_is(k, ldk), qt, 64, scores, 64, Store{});      // depth 64 = 32 pairs
 //
 // Operands are arrays of Pair: two neighbours along the depth, the even one in the low half. C[M, N] = epilogue(C, A B) with
-// A [M, pairs] read by broadcast with two strides (so the transpose of an array [pairs, M] costs nothing), B [pairs, N] with the
-// lanes along N, C float. Rows of B and C are padded to whole vectors (kPadded of gemm.h); an odd depth is padded with a zero.
+// A [M, pairs] read by broadcast with two strides (so the transpose of an array [pairs, M] costs nothing), B [pairs, N] with
+// the lanes along N, C float. Rows of B and C are padded to whole vectors (kPadded of gemm.h); an odd depth is padded with a
+// zero.
 //
 // One accumulator per element, pairs ascending, as in gemm.h. The instruction rounds to nearest even whatever MXCSR says, adds
 // the odd term first, and flushes subnormals.

@@ -114,6 +114,23 @@ Cost cost_merge(const SoftmaxMergeArgs& args, const Dims& dims, Pass) {
   return {2 * rows * parts * width, rows * (parts + 1) * (width * element + 4)};
 }
 
+std::string bf16_dots_available() {
+#if defined(__x86_64__)
+  if (const std::string reason = isa_available<2>(); !reason.empty()) return reason;
+  return __builtin_cpu_supports("avx512bf16") ? "" : "this machine has no AVX512_BF16";
+#else
+  return "this build is not for x86-64";
+#endif
+}
+
+#if defined(LINNET_HAS_avx512)
+#define LINNET_BF16_IMPL(stem)                                                                                   \
+  .impl<avx512_bf16::stem##_forward, avx512_bf16::stem##_backward, avx512_bf16::stem##_workspace>("avx512_bf16", \
+                                                                                                  bf16_dots_available)
+#else
+#define LINNET_BF16_IMPL(stem)
+#endif
+
 }  // namespace
 
 // clang-format off
@@ -151,7 +168,7 @@ const Op& softmax_op() {
           .check<check_softmax>()
           .cost<cost_softmax>()
           .impl<ref::softmax_forward, ref::softmax_backward, ref::softmax_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(softmax);
+          LINNET_ISA_IMPLS(softmax) LINNET_BF16_IMPL(softmax);
   return op;
 }
 

@@ -101,6 +101,7 @@ Status softmax_merge_backward(const SoftmaxMergeArgs& args, const SoftmaxOut& ou
                               const Context& context);
 
 LINNET_KERNELS(softmax, SoftmaxArgs, SoftmaxOut, SoftmaxGrads)
+LINNET_KERNELS_IN(avx512_bf16, softmax, SoftmaxArgs, SoftmaxOut, SoftmaxGrads)  // AVX512_BF16 dot products
 LINNET_KERNELS(softmax_decode, SoftmaxDecodeArgs, SoftmaxOut, SoftmaxNoGrads)
 LINNET_KERNELS(softmax_paged, SoftmaxPagedArgs, SoftmaxOut, SoftmaxNoGrads)
 LINNET_KERNELS(softmax_merge, SoftmaxMergeArgs, SoftmaxOut, SoftmaxMergeGrads)

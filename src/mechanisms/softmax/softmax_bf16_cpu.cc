@@ -1,0 +1,35 @@
+// softmax with the bf16 dot products of AVX512_BF16; other types take the avx512 kernels.
+#if defined(LINNET_ISA_avx512)
+
+// A namespace of its own, so that the linker never gives these instructions to a machine without them.
+#undef LINNET_ISA
+#define LINNET_ISA avx512_bf16
+#pragma GCC target("avx512bf16")
+
+#include "softmax_pairs.h"
+
+namespace linnet::avx512_bf16 {
+
+int64_t softmax_workspace(const SoftmaxArgs& args, Pass pass, int workers) {
+  if (args.q.dtype != Dtype::bf16) return avx512::softmax_workspace(args, pass, workers);
+  const Problem p = problem_of(args);
+  return pass == Pass::forward ? forward_workspace<Pairs>(p, workers) : backward_workspace<PairsBackward>(p, workers);
+}
+
+void softmax_forward(const SoftmaxArgs& args, const SoftmaxOut& out, const Launch& launch) {
+  if (args.q.dtype != Dtype::bf16) return avx512::softmax_forward(args, out, launch);
+  Problem p = problem_of(args);
+  p.out = out.out;
+  p.lse = out.lse;
+  forward<Pairs>(p, launch);
+}
+
+void softmax_backward(const SoftmaxArgs& args, const SoftmaxOut& out, const SoftmaxGrads& grads, const Launch& launch) {
+  if (args.q.dtype != Dtype::bf16) return avx512::softmax_backward(args, out, grads, launch);
+  const Gradients g{grads.dout, grads.dlse, grads.dq, grads.dk, grads.dv, grads.dbias, grads.dsinks, out.out, out.lse};
+  backward<PairsBackward>(problem_of(args), g, launch);
+}
+
+}  // namespace linnet::avx512_bf16
+
+#endif
