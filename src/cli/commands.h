@@ -1,3 +1,4 @@
 // Every subcommand, in the order of `linnet --help`: one line each.
 LINNET_COMMAND(list)
 LINNET_COMMAND(info)
+LINNET_COMMAND(check)

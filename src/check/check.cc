@@ -1,0 +1,106 @@
+#include "check/check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+namespace linnet::check {
+namespace {
+
+// The largest finite magnitude among inputs and incoming gradients, at least 1.
+double scale_of(const Problem& problem) {
+  double scale = 1;
+  for (const auto* list : {&problem.inputs, &problem.incoming}) {
+    for (const Array& array : *list) {
+      if (!is_float(array.dtype)) continue;
+      for (const double x : array.values) {
+        if (std::isfinite(x)) scale = std::max(scale, std::abs(x));
+      }
+    }
+  }
+  return scale;
+}
+
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](double x, double y) { return (std::isnan(x) && std::isnan(y)) || std::memcmp(&x, &y, sizeof x) == 0; });
+}
+
+}  // namespace
+
+bool Result::ok() const {
+  return faults.empty() && std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.comparison.ok; });
+}
+
+std::string Result::text() const {
+  std::string text = what + " [" + impl + "]\n";
+  for (const std::string& fault : faults) text += "  " + fault + "\n";
+  for (const TensorResult& tensor : tensors) {
+    const Comparison& c = tensor.comparison;
+    if (c.ok) continue;
+    char line[160];
+    std::snprintf(line, sizeof line, ": rms %.2e of %.1e, max %.2e of %.1e", c.rms, c.rms_gate, c.max, c.max_gate);
+    text += "  " + tensor.name + line + (c.note.empty() ? "" : "; " + c.note) + "\n";
+  }
+  return text;
+}
+
+void judge(const Problem& problem, const std::vector<Array>& want, const std::vector<Array>& got, Against against,
+           double largest_logit, Result* result) {
+  Gate gate;
+  gate.scale = scale_of(problem);
+  gate.epsilon = epsilon(problem.dtype);
+  for (const Array& tensor : got) {
+    const Array* reference = find_array(want, tensor.name);
+    if (reference == nullptr) continue;
+    const Pass pass = contains(problem.gradients, tensor.name) ? Pass::backward : Pass::forward;
+    gate.rms = rms_gate(problem.dtype, pass, against, problem.op->growing, largest_logit);
+    gate.stored = tensor.dtype;
+    Comparison comparison;
+    if (reference->size != tensor.size) {
+      comparison.ok = false;
+      comparison.note = "its shape differs";
+    } else if (is_float(tensor.dtype)) {
+      comparison = compare(tensor.values, reference->values, tensor.size, gate);
+    } else {
+      comparison = compare_exact(tensor.values, reference->values, tensor.size);
+    }
+    result->tensors.push_back({tensor.name, pass, comparison});
+  }
+}
+
+Status check_problem(const Problem& problem, const Setting& setting, Result* result) {
+  Execution reference, run, again;
+  LINNET_TRY(execute(problem, {.as_reference = true, .impl = "ref"}, &reference));
+  LINNET_TRY(execute(problem, setting, &run));
+  result->impl = run.impl;
+  result->dtype = problem.dtype;
+  result->faults.insert(result->faults.end(), run.faults.begin(), run.faults.end());
+  judge(problem, reference.results, run.results, Against::reference, reference.largest_logit, result);
+  Setting other = setting;
+  other.threads = setting.threads == 1 ? 3 : 1;
+  LINNET_TRY(execute(problem, other, &again));
+  for (size_t i = 0; i < run.results.size(); ++i) {
+    if (same_bits(run.results[i].values, again.results[i].values)) continue;
+    result->faults.push_back(run.results[i].name + " differs between " + std::to_string(setting.threads) + " and " +
+                             std::to_string(other.threads) + " threads");
+  }
+  return {};
+}
+
+Status run_case(const Case& c, Result* result) {
+  *result = Result();
+  result->what = to_text(c);
+  Problem problem;
+  LINNET_TRY(make_problem(c, &problem));
+  return check_problem(problem, {.impl = c.impl, .threads = c.threads, .strided = c.strided, .seed = c.seed}, result);
+}
+
+Status run_line(std::string_view line, Result* result) {
+  Case c;
+  LINNET_TRY(parse_case(line, &c));
+  return run_case(c, result);
+}
+
+}  // namespace linnet::check

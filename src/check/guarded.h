@@ -1,0 +1,54 @@
+// Guarded: a tensor in memory that tells when it was touched where it should not be. In front of it, behind it and, in a
+// strided view, between its rows and heads lies memory that nobody may write, and whose values spoil every result that reads
+// them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "check/random.h"
+#include "core/view.h"
+
+namespace linnet::check {
+
+// How a view lies in memory. The last dimension is always contiguous.
+enum class Layout {
+  dense,
+  padded,      // rows and heads cut out of a wider tensor: every dimension but the first has room in front and behind
+  transposed,  // the two dimensions before the last are exchanged in memory, as in [B, H, T, D]
+};
+
+class Guarded {
+ public:
+  Guarded() = default;
+  // All elements and all memory around them are NaN (-1 for integers).
+  Guarded(const std::vector<int64_t>& size, Dtype dtype, Layout layout, Random& random);
+
+  const View& view() const { return view_; }
+  void fill(const std::vector<double>& values);  // in row-major order, rounded to the dtype
+  std::vector<double> values() const;
+  // Takes the memory as it is now for what it should be.
+  void remember() { before_ = memory_; }
+  // What was damaged since then: anything for a tensor to be read, anything but its elements for one to be written. Empty:
+  // nothing.
+  std::string damage(bool may_write) const;
+
+ private:
+  View view_;
+  std::vector<unsigned char> memory_, before_;
+};
+
+// Bytes with canaries at both ends: a workspace full of NaN.
+class GuardedBytes {
+ public:
+  explicit GuardedBytes(int64_t bytes);
+  void* data() { return memory_.data() + kCanary; }
+  bool intact() const;
+
+ private:
+  static constexpr int64_t kCanary = 256;
+  std::vector<unsigned char> memory_;
+};
+
+}  // namespace linnet::check

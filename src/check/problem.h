@@ -1,0 +1,58 @@
+// Problem: the inputs of one call as numbers, and what should be computed from them. Made from a Case or from a vector file;
+// executed in any precision by any implementation.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check/case.h"
+#include "core/call.h"
+
+namespace linnet::check {
+
+// The values of a tensor in row-major order. Doubles hold every dtype exactly (offsets stay below 2^53).
+struct Array {
+  std::string name;
+  std::vector<int64_t> size;
+  Dtype dtype = Dtype::f64;  // in which the implementation under test gets it; the values are already rounded to it
+  std::vector<double> values;
+};
+
+struct Problem {
+  const Op* op = nullptr;
+  Dtype dtype = Dtype::f64;  // of the call
+  std::vector<std::pair<std::string, std::string>> options;
+  std::vector<Array> inputs;
+  std::vector<Array> incoming;         // gradients of outputs: dout, ...
+  std::vector<std::string> outputs;    // to compute in the forward
+  std::vector<std::string> gradients;  // to compute in the backward; empty: no backward
+};
+
+// The problem a case stands for, with a sentence when the operator refuses it.
+Status make_problem(const Case& c, Problem* problem);
+// Whether the operator accepts the case, without drawing its values; cost of the passes it runs, when the operator knows it.
+Status accepts(const Case& c, Cost* cost);
+
+void round_values(Array* array);  // to array->dtype
+const Array* find_array(const std::vector<Array>& arrays, std::string_view name);
+
+// How to execute a problem.
+struct Setting {
+  bool as_reference = false;  // all floats in f64
+  std::string impl;           // empty: the best
+  int threads = 1;
+  bool strided = false;
+  uint64_t seed = 1;  // of the strides
+};
+
+struct Execution {
+  std::vector<Array> results;       // outputs, overwritten inputs, gradients
+  std::vector<std::string> faults;  // memory that was touched and should not have been
+  double largest_logit = 0;         // of a reference run with exponential weights
+  std::string impl;                 // that ran
+};
+
+Status execute(const Problem& problem, const Setting& setting, Execution* execution);
+
+}  // namespace linnet::check

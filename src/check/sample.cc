@@ -1,0 +1,267 @@
+#include "check/sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "check/problem.h"
+
+namespace linnet::check {
+namespace {
+
+enum class Kind { batch, tokens, heads, channels, sequences, entries };
+
+Kind kind_of(const std::string& letter) {
+  if (letter == "B") return Kind::batch;
+  if (letter[0] == 'T' || letter == "S" || letter == "capacity") return Kind::tokens;
+  if (letter[0] == 'H') return Kind::heads;
+  if (letter == "K" || letter == "V" || letter == "R") return Kind::channels;
+  if (letter == "N") return Kind::sequences;
+  return Kind::entries;
+}
+
+int64_t draw_tokens(Random& random) {
+  const double kind = random.uniform();
+  if (kind < 0.03) return 0;
+  if (kind < 0.10) return 1;
+  if (kind < 0.30) return random.between(2, 20);
+  if (kind < 0.62) return random.pick({15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129});
+  if (kind < 0.75) return random.pick({7, 37, 61, 97, 101, 127, 211});
+  if (kind < 0.92) return random.between(66, 300);
+  return random.between(300, 4500);
+}
+
+int64_t draw_size(Kind kind, Random& random) {
+  switch (kind) {
+    case Kind::batch: return random.chance(0.02) ? 0 : random.pick({1, 1, 2, 3});
+    case Kind::tokens: return draw_tokens(random);
+    case Kind::heads: return random.pick({1, 1, 2, 3, 4, 6, 8});
+    case Kind::channels:
+      return random.pick({1, 2, 3, 4, 5, 7, 8, 12, 16, 16, 17, 24, 31, 32, 32, 33, 40, 48, 64, 64, 65, 80, 96, 128});
+    case Kind::sequences: return random.between(1, 6);
+    case Kind::entries: return random.pick({1, 2, 3, 4, 5, 8, 16, 17});
+  }
+  return 1;
+}
+
+bool has_state(const Op& op) {
+  return std::any_of(op.inputs.begin(), op.inputs.end(), [](const TensorDecl& decl) { return decl.mutated; });
+}
+
+void draw_letters(Case* c, Random& random) {
+  const Op& op = *c->op;
+  c->letters.clear();
+  const bool same_tokens = random.chance(0.6), same_channels = random.chance(0.4);
+  const int64_t tokens = draw_tokens(random), channels = draw_size(Kind::channels, random);
+  for (const std::string& letter : free_letters(op, c->with)) {
+    const Kind kind = kind_of(letter);
+    int64_t value = draw_size(kind, random);
+    if (kind == Kind::tokens && same_tokens) value = tokens;
+    if (kind == Kind::channels && same_channels) value = channels;
+    // A state in place is continued by few tokens.
+    if (letter == "T" && has_state(op)) value = random.pick({1, 1, 1, 2, 3, 4, 8, 0});
+    if (letter == "capacity") value = draw_tokens(random) + 4;
+    if (kind == Kind::batch && is_packed(op, c->with)) value = 1;
+    c->letters.emplace_back(letter, value);
+  }
+  const auto find = [&](const std::string& letter) -> int64_t* {
+    for (auto& [name, value] : c->letters) {
+      if (name == letter) return &value;
+    }
+    return nullptr;
+  };
+  // A divisor is drawn and its multiple made from it; a multiple that follows from a rule (the largest of the divisors) gets
+  // divisors of one number.
+  const int64_t whole = random.pick({1, 2, 4, 6, 8});
+  for (const auto& [letter, divisor] : op.multiples) {
+    int64_t* part = find(divisor);
+    if (part == nullptr) continue;
+    if (int64_t* multiple = find(letter)) {
+      *multiple = *part * random.pick({1, 1, 2, 3, 4, 8});
+    } else {
+      while (whole % (*part = random.between(1, whole)) != 0) continue;
+      if (random.chance(0.5)) *part = whole;
+    }
+  }
+}
+
+std::string number_text(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", x);
+  return text;
+}
+
+void draw_options(Case* c, Random& random) {
+  const Op& op = *c->op;
+  alignas(std::max_align_t) char args[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
+  op.construct(args, out, grads);
+  c->options.clear();
+  for (const OptionDecl& option : op.options) {
+    if (!option.sampled || (option.kind != OptionKind::choice && random.chance(0.5))) continue;
+    const std::string standard = option_text(option, args);
+    std::string text;
+    switch (option.kind) {
+      case OptionKind::boolean: text = standard == "1" ? "0" : "1"; break;
+      case OptionKind::choice: text = random.pick(option.choices); break;
+      case OptionKind::window:
+        text = std::to_string(random.pick({-1, 0, 1, 3, 16, 50})) + "," + std::to_string(random.pick({-1, -1, 0, 2, 17}));
+        break;
+      case OptionKind::integer: {
+        const double x = option.low + static_cast<double>(random.pick({0, 1, 2, 3, 5, 16, 17, 64, 100}));
+        text = std::to_string(static_cast<int64_t>(std::min(x, std::min(option.high, option.low + 100))));
+        break;
+      }
+      case OptionKind::maybe_real: {  // exponential weights: also logits of 1e4
+        const bool logits = op.largest_logit != nullptr;
+        const double x = logits ? random.pick({0.0, 0.1, -0.5, 1.0, 20.0, 1000.0}) : random.pick({0.0, 0.1, -0.5, 1.0});
+        text = number_text(std::clamp(x, option.low, option.high));
+        break;
+      }
+      case OptionKind::real: {
+        double x = 0;
+        std::sscanf(standard.c_str(), "%lf", &x);
+        x = x == 0 ? random.pick({0.5, 5.0, 30.0}) : x * random.pick({0.1, 10.0, 1000.0});
+        text = number_text(std::clamp(x, option.low, option.high));
+        break;
+      }
+    }
+    if (text != standard) c->options.emplace_back(option.name, text);
+  }
+}
+
+void draw_tensors(Case* c, Random& random) {
+  const Op& op = *c->op;
+  c->with.clear();
+  c->skip.clear();
+  const bool packed = random.chance(0.25);
+  for (const TensorDecl& decl : op.inputs) {
+    if (!decl.optional) continue;
+    if (decl.values == Values::offsets ? packed : random.chance(0.35)) c->with.push_back(decl.name);
+  }
+  for (const TensorDecl& decl : op.outputs) {
+    if (decl.optional && !(decl.saved && c->backward) && random.chance(0.2)) c->skip.push_back(decl.name);
+    if (decl.differentiable && c->backward && random.chance(0.1)) c->skip.push_back("d" + decl.name);
+  }
+  for (const TensorDecl& decl : op.inputs) {
+    if (decl.differentiable && c->backward && random.chance(0.1)) c->skip.push_back("d" + decl.name);
+  }
+}
+
+// Halves the largest size until the case costs no more than `flops`; false when it is no longer accepted.
+bool fit(Case* c, double flops) {
+  Cost cost;
+  while (accepts(*c, &cost).ok()) {
+    if (cost.flops <= flops) return true;
+    int64_t most = 0;
+    for (const auto& [letter, value] : c->letters) {
+      if (kind_of(letter) != Kind::heads) most = std::max(most, value);
+    }
+    for (auto& [letter, value] : c->letters) {  // equal ones together: T and S of a causal call
+      if (value == most && kind_of(letter) != Kind::heads) value /= 2;
+    }
+    if (most <= 1) return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+Status sample_case(const Op& op, Random& random, const Sampling& sampling, Case* c) {
+  std::vector<std::string> impls = sampling.impls;
+  if (impls.empty()) {
+    for (const Impl& impl : op.impls) {
+      if (impl.missing().empty() && (impl.name != "ref" || op.impls.size() == 1 || random.chance(0.05)))
+        impls.push_back(impl.name);
+    }
+  }
+  Status refused;
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    *c = Case();
+    c->op = &op;
+    c->seed = static_cast<uint64_t>(random.below(1'000'000));
+    c->dtype = random.pick(sampling.dtypes);
+    c->backward = op.differentiable() && sampling.backward && (!sampling.forward || random.chance(0.6));
+    c->impl = random.pick(impls);
+    c->threads = sampling.threads > 0 ? sampling.threads : random.pick({1, 2, 3, 4, 7, 8, 16});
+    c->strided = random.chance(0.4);
+    if (random.chance(0.3)) c->values.emplace_back("masked");
+    if (random.chance(0.3)) c->values.emplace_back("garbage");
+    if (random.chance(0.05)) c->values.emplace_back("repeated");
+    if (random.chance(0.1)) c->values.emplace_back("mixed");
+    draw_tensors(c, random);
+    draw_letters(c, random);
+    draw_options(c, random);
+    Cost cost;
+    refused = accepts(*c, &cost);
+    if (refused.ok() && fit(c, random.chance(0.05) ? 10 * sampling.flops : sampling.flops)) return {};
+  }
+  return bad_input(op.name + ": no random case was accepted; the last answer was: " + refused.message());
+}
+
+Case shrink(const Case& c, const std::function<bool(const Case&)>& fails, int tries) {
+  Case best = c;
+  const auto attempt = [&](const Case& smaller) {
+    Cost cost;
+    if (tries <= 0 || !accepts(smaller, &cost).ok()) return false;
+    --tries;
+    if (!fails(smaller)) return false;
+    best = smaller;
+    return true;
+  };
+  const auto drop_each = [&](std::vector<std::string> Case::*list) {
+    for (size_t i = 0; i < (best.*list).size();) {
+      Case smaller = best;
+      (smaller.*list).erase((smaller.*list).begin() + static_cast<std::ptrdiff_t>(i));
+      if (list == &Case::with) {  // letters that only this input showed go with it
+        const std::vector<std::string> kept = free_letters(*smaller.op, smaller.with);
+        std::erase_if(smaller.letters, [&](const auto& pair) { return !contains(kept, pair.first); });
+      }
+      if (!attempt(smaller)) ++i;
+    }
+  };
+  for (bool changed = true; changed && tries > 0;) {
+    const std::string before = to_text(best);
+    drop_each(&Case::values);
+    drop_each(&Case::with);
+    drop_each(&Case::skip);
+    for (size_t i = 0; i < best.options.size();) {
+      Case smaller = best;
+      smaller.options.erase(smaller.options.begin() + static_cast<std::ptrdiff_t>(i));
+      if (!attempt(smaller)) ++i;
+    }
+    Case plain = best;
+    plain.strided = false;
+    if (best.strided) attempt(plain);
+    plain = best;
+    plain.threads = 1;
+    if (best.threads != 1) attempt(plain);
+    plain = best;
+    plain.backward = false;
+    if (best.backward) attempt(plain);
+    // Sizes: all of one value together, to 1, to the half, by one.
+    std::vector<int64_t> sizes;
+    for (const auto& [letter, value] : best.letters) {
+      if (std::find(sizes.begin(), sizes.end(), value) == sizes.end()) sizes.push_back(value);
+    }
+    for (const int64_t size : sizes) {
+      for (const int64_t smaller_size : {int64_t{1}, size / 2, size - 1}) {
+        if (smaller_size >= size || smaller_size < 1) continue;
+        Case together = best;
+        for (auto& [letter, value] : together.letters) value = value == size ? smaller_size : value;
+        if (attempt(together)) break;
+      }
+    }
+    for (size_t i = 0; i < best.letters.size(); ++i) {
+      for (const int64_t smaller_size : {int64_t{1}, best.letters[i].second / 2, best.letters[i].second - 1}) {
+        if (smaller_size >= best.letters[i].second || smaller_size < 1) continue;
+        Case one = best;
+        one.letters[i].second = smaller_size;
+        if (attempt(one)) break;
+      }
+    }
+    changed = to_text(best) != before;
+  }
+  return best;
+}
+
+}  // namespace linnet::check

@@ -1,0 +1,121 @@
+#include "check/vectors.h"
+
+#include <algorithm>
+
+#include "core/safetensors.h"
+
+namespace linnet::check {
+namespace {
+
+bool has_mechanism(std::string_view mechanism) {
+  return std::any_of(all_ops().begin(), all_ops().end(), [&](const Op* op) { return op->mechanism == mechanism; });
+}
+
+Status read(const SafetensorsFile& file, const std::string& name, Dtype dtype, Array* array) {
+  SafetensorsEntry entry;
+  LINNET_TRY(file.find(name, entry));
+  array->name = name;
+  array->size = entry.shape;
+  array->dtype = dtype;
+  if (array->size.size() > kMaxRank) {
+    return bad_input(file.path() + ": " + name + " has rank " + std::to_string(array->size.size()) + ", expected at most " +
+                     std::to_string(kMaxRank));
+  }
+  const bool integer = !is_float(dtype);
+  const bool stored_as_integer = !is_float(dtype_of_safetensors(entry.dtype));
+  if (integer != stored_as_integer) {
+    return bad_input(file.path() + ": " + name + " is " + entry.dtype + ", expected " + (integer ? "integers" : "floats"));
+  }
+  return file.read_f64(name, array->values, ReadValues::any);
+}
+
+}  // namespace
+
+Status load_vectors(const std::string& path, VectorFile* vectors) {
+  *vectors = VectorFile();
+  vectors->path = path;
+  vectors->name = path.substr(path.find_last_of('/') + 1);
+  SafetensorsFile file;
+  LINNET_TRY(SafetensorsFile::open(path, file));
+  const std::string mechanism = file.metadata("mechanism"), operation = file.metadata("operator");
+  if (mechanism.empty() || operation.empty()) {
+    return bad_input(path + ": its metadata has no " + (mechanism.empty() ? "mechanism" : "operator") +
+                     ", expected a vector file (tests/vectors/README.md)");
+  }
+  const std::string name = operation == "attention" ? mechanism : mechanism + "_" + operation;
+  const Op* op = find_op(name);
+  if (op == nullptr) {
+    vectors->missing = has_mechanism(mechanism) ? "no operator '" + name + "' in this build"
+                                                : "no mechanism '" + mechanism + "' in this build";
+    return {};
+  }
+  Problem& problem = vectors->problem;
+  problem.op = op;
+  Call call(*op);
+  for (const auto& [key, value] : file.metadata()) {
+    if (key == "mechanism" || key == "operator" || key == "format") continue;
+    if (const Status status = call.set_option(key, value); !status.ok()) return bad_input(path + ": " + status.message());
+    problem.options.emplace_back(key, value);
+  }
+  std::vector<std::string> used;
+  const auto take = [&](const std::string& tensor, Dtype dtype, std::vector<Array>* list) -> Status {
+    if (!file.has(tensor)) return {};
+    used.push_back(tensor);
+    list->emplace_back();
+    return read(file, tensor, dtype, &list->back());
+  };
+  for (const TensorDecl& decl : op->inputs) {
+    const Dtype dtype = decl.element == Element::index ? Dtype::i64 : decl.element == Element::mask ? Dtype::u8 : Dtype::f64;
+    LINNET_TRY(take(decl.name, dtype, &problem.inputs));
+  }
+  bool incoming = false;
+  for (const TensorDecl& decl : op->outputs) {
+    LINNET_TRY(take(decl.name, Dtype::f64, &vectors->stored));
+    const bool stored = file.has(decl.name);
+    if (!decl.optional || stored || decl.saved) problem.outputs.push_back(decl.name);
+    if (!decl.differentiable || !op->differentiable()) continue;
+    incoming |= file.has("d" + decl.name);
+    LINNET_TRY(take("d" + decl.name, Dtype::f64, &problem.incoming));
+  }
+  for (const TensorDecl& decl : op->inputs) {
+    if (!decl.differentiable || !op->differentiable() || !incoming || !file.has("d" + decl.name)) continue;
+    LINNET_TRY(take("d" + decl.name, Dtype::f64, &vectors->stored));
+    problem.gradients.push_back("d" + decl.name);
+  }
+  for (const std::string& tensor : file.names()) {
+    if (!contains(used, tensor)) vectors->unchecked.push_back(tensor);
+  }
+  return {};
+}
+
+Status run_vectors(const VectorFile& file, Dtype dtype, const Setting& setting, Result* result) {
+  *result = Result();
+  result->what = file.name;
+  result->unchecked = file.unchecked;
+  Problem problem = file.problem;
+  problem.dtype = dtype;
+  for (auto* list : {&problem.inputs, &problem.incoming}) {
+    for (Array& array : *list) {
+      if (!is_float(array.dtype)) continue;
+      const std::string name = list == &problem.inputs ? array.name : array.name.substr(1);
+      const TensorDecl* decl = list == &problem.inputs ? problem.op->find_input(name) : problem.op->find_output(name);
+      array.dtype = decl->element == Element::acc && dtype != Dtype::f64 ? Dtype::f32 : dtype;
+      round_values(&array);
+    }
+  }
+  const auto about = [&](const Status& status) {
+    return status.ok() ? status : Status(status.code(), file.path + ": " + status.message());
+  };
+  if (dtype != Dtype::f64) return about(check_problem(problem, setting, result));
+  Execution run;
+  LINNET_TRY(about(execute(problem, setting, &run)));
+  result->impl = run.impl;
+  result->dtype = dtype;
+  result->faults = run.faults;
+  Execution reference;
+  LINNET_TRY(about(execute(problem, {.as_reference = true, .impl = "ref"}, &reference)));
+  judge(problem, file.stored, run.results, Against::vectors, reference.largest_logit, result);
+  return {};
+}
+
+}  // namespace linnet::check

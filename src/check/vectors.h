@@ -1,0 +1,24 @@
+// vectors: files that hold the inputs, results and gradients of one call in float64 (tests/vectors/README.md), checked in any
+// dtype: f64 against the stored tensors, the others against the reference in double on the rounded inputs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "check/check.h"
+
+namespace linnet::check {
+
+struct VectorFile {
+  std::string path, name;              // name: without folders
+  std::string missing;                 // why it cannot be checked in this build, in words; empty: it can
+  Problem problem;                     // in f64
+  std::vector<Array> stored;           // results to compare with
+  std::vector<std::string> unchecked;  // tensors that the operator does not declare
+};
+
+// A failed status says what is wrong with the file. A mechanism that this build lacks is no failure: see `missing`.
+Status load_vectors(const std::string& path, VectorFile* file);
+Status run_vectors(const VectorFile& file, Dtype dtype, const Setting& setting, Result* result);
+
+}  // namespace linnet::check
