@@ -104,7 +104,10 @@ class StringBytes {
 };
 
 int compare_strings(const char* a, const char* b) {
-  StringBytes left(a), right(b);
+  do {  // what is written alike is alike, up to an escape or the end
+    ++a, ++b;
+  } while (*a == *b && *a != '"' && *a != '\\');
+  StringBytes left(a - 1), right(b - 1);
   for (;;) {
     const int l = left.next(), r = right.next();
     if (l != r) return l - r;
@@ -127,9 +130,10 @@ class Checker {
 
   Status run(JsonValue& root) {
     const std::string_view text(begin_, static_cast<size_t>(end_ - begin_));
-    if (text.size() > limits_.max_bytes) {
+    const size_t most = std::min(limits_.max_bytes, kMaxJsonBytes);
+    if (text.size() > most) {
       return bad_input(source_ + ": " + std::to_string(text.size()) + " bytes of JSON, more than the limit of " +
-                       std::to_string(limits_.max_bytes));
+                       std::to_string(most));
     }
     if (const size_t bad = find_invalid_utf8(text); bad != text.size()) {
       at_ = begin_ + bad;
@@ -270,7 +274,7 @@ class Checker {
       }
       const char* key = at_;
       LINNET_TRY(string());
-      keys_.push_back(key);
+      keys_.push_back(hashed(key));
       space();
       if (peek() != ':') return fail("expected ':' after a key");
       ++at_;
@@ -290,13 +294,34 @@ class Checker {
     return {};
   }
 
-  Status unique(size_t first_key) {  // sorting costs 8 bytes a key; a hash table would cost more than the text
-    const auto first = keys_.begin() + static_cast<ptrdiff_t>(first_key);
-    std::sort(first, keys_.end(), [](const char* a, const char* b) { return compare_strings(a, b) < 0; });
-    const auto twice = std::adjacent_find(first, keys_.end(), [](auto a, auto b) { return compare_strings(a, b) == 0; });
-    if (twice == keys_.end()) return {};
-    at_ = std::max(twice[0], twice[1]);
-    return fail("duplicate key " + shorten({at_, static_cast<size_t>(skip_string(at_) - at_)}));
+  // Keys that are equal have equal hashes, so only the groups of one hash are compared: sorting 2^20 names themselves takes
+  // seconds of cache misses, a hash table of them more memory than their text. FNV-1a; somebody who makes hashes collide
+  // gets the slow sorting.
+  uint64_t hashed(const char* key) const {
+    uint32_t hash = 2166136261u;
+    StringBytes bytes(key);
+    for (int byte; (byte = bytes.next()) >= 0;) hash = (hash ^ static_cast<uint32_t>(byte)) * 16777619u;
+    return uint64_t{hash} << 32 | static_cast<uint64_t>(key - begin_);
+  }
+
+  Status unique(size_t first_key) {
+    const auto key_of = [this](uint64_t k) { return begin_ + static_cast<uint32_t>(k); };
+    const auto end = keys_.end();
+    auto group = keys_.begin() + static_cast<ptrdiff_t>(first_key);
+    std::sort(group, end);
+    while (group != end) {
+      const uint64_t hash = *group >> 32;
+      const auto next = std::find_if(group, end, [=](uint64_t k) { return k >> 32 != hash; });
+      std::sort(group, next, [&](uint64_t a, uint64_t b) { return compare_strings(key_of(a), key_of(b)) < 0; });
+      const auto twice =
+          std::adjacent_find(group, next, [&](uint64_t a, uint64_t b) { return compare_strings(key_of(a), key_of(b)) == 0; });
+      if (twice != next) {
+        at_ = key_of(std::max(static_cast<uint32_t>(twice[0]), static_cast<uint32_t>(twice[1])));
+        return fail("duplicate key " + shorten({at_, static_cast<size_t>(skip_string(at_) - at_)}));
+      }
+      group = next;
+    }
+    return {};
   }
 
   const char* begin_;
@@ -304,8 +329,8 @@ class Checker {
   const char* end_;
   std::string source_;
   JsonLimits limits_;
-  std::vector<const char*> keys_;  // of all open objects, outermost first
-  const char* inside_ = nullptr;   // the key of the outermost object whose value is being checked
+  std::vector<uint64_t> keys_;    // of all open objects, outermost first: the hash above, the offset in the text below
+  const char* inside_ = nullptr;  // the key of the outermost object whose value is being checked
 };
 
 }  // namespace
@@ -399,6 +424,10 @@ JsonItems::JsonItems(const JsonValue& container) {
 
 JsonItems::JsonItems(const JsonValue& object, size_t offset) : JsonItems(object) {
   if (at_ != end_) at_ = begin_ + offset;
+}
+
+int JsonItems::compare_keys(const JsonValue& object, size_t a, size_t b) {
+  return compare_strings(object.text().data() + a, object.text().data() + b);
 }
 
 JsonValue JsonItems::key_at(const JsonValue& object, size_t offset) {

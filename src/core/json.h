@@ -31,7 +31,8 @@ struct JsonLimits {
   int max_depth = 32;                    // objects and arrays inside each other; at most kMaxJsonDepth counts
   size_t max_members = size_t{1} << 20;  // of one object; checking for duplicates takes 8 bytes each
 };
-inline constexpr int kMaxJsonDepth = 256;  // the parser calls itself once per level
+inline constexpr size_t kMaxJsonBytes = 0xffffffff;  // offsets have 32 bits
+inline constexpr int kMaxJsonDepth = 256;            // the parser calls itself once per level
 
 class JsonValue {
  public:
@@ -65,7 +66,8 @@ class JsonItems {
   explicit JsonItems(const JsonValue& container);
   // Starts at the member whose key begins at `offset` of the object's text (a former key_offset()).
   JsonItems(const JsonValue& object, size_t offset);
-  static JsonValue key_at(const JsonValue& object, size_t offset);  // only the key, without looking for its value's end
+  static JsonValue key_at(const JsonValue& object, size_t offset);       // only the key, without looking for its value's end
+  static int compare_keys(const JsonValue& object, size_t a, size_t b);  // of the members at two offsets
   bool next();
   const JsonValue& key() const { return key_; }
   const JsonValue& value() const { return value_; }

@@ -108,6 +108,20 @@ TEST(Json, DepthIsBoundedWhateverTheCallerAllows) {
   EXPECT_TRUE(parse_json(repeat("[", 256) + repeat("]", 256), "f", {.max_depth = 1 << 30}, root).ok());
 }
 
+// Two keys with the same 32-bit FNV-1a hash: equal hashes alone make no duplicate, and do not hide one.
+TEST(Json, KeysWhoseHashesCollide) {
+  const auto hash = [](std::string_view s) {
+    uint32_t h = 2166136261u;
+    for (const char c : s) h = (h ^ static_cast<unsigned char>(c)) * 16777619u;
+    return h;
+  };
+  ASSERT_EQ(hash("costarring"), hash("liquid"));
+  JsonValue root;
+  EXPECT_TRUE(parse_json(R"({"costarring":1,"liquid":2})", "f", {}, root).ok());
+  EXPECT_EQ(parse_json(R"({"liquid":0,"costarring":1,"liquid":2})", "f", {}, root).message(),
+            "f: duplicate key \"liquid\" at byte 27");
+}
+
 TEST(Json, LongNamesAreCutInMessages) {
   JsonValue root;
   const std::string key = "\"" + repeat("\xc3\xa9", 1000) + "\"";

@@ -228,9 +228,8 @@ Status SafetensorsFile::check_header(uint64_t header_bytes) {
 
   order_.reserve(tensors);
   for (const SafetensorsSpan& s : spans) order_.push_back(s.key_offset);
-  std::sort(order_.begin(), order_.end(), [this](uint32_t a, uint32_t b) {
-    return JsonItems::key_at(header_, a).compare(JsonItems::key_at(header_, b)) < 0;
-  });
+  std::sort(order_.begin(), order_.end(),
+            [this](uint32_t a, uint32_t b) { return JsonItems::compare_keys(header_, a, b) < 0; });
   return {};
 }
 
