@@ -46,25 +46,26 @@ std::string Result::text() const {
   return text;
 }
 
-void judge(const Problem& problem, const std::vector<Array>& want, const std::vector<Array>& got, Against against,
-           double largest_logit, Result* result) {
+void judge(const Problem& problem, const Execution& reference, const std::vector<Array>& want, const std::vector<Array>& got,
+           Against against, Result* result) {
   Gate gate;
   gate.scale = scale_of(problem);
   gate.epsilon = epsilon(problem.dtype);
   for (const Array& tensor : got) {
-    const Array* reference = find_array(want, tensor.name);
-    if (reference == nullptr) continue;
+    const Array* expected = find_array(want, tensor.name);
+    if (expected == nullptr) continue;
     const Pass pass = contains(problem.gradients, tensor.name) ? Pass::backward : Pass::forward;
-    gate.rms = rms_gate(problem.dtype, pass, against, problem.op->growing, largest_logit);
+    gate.rms = rms_gate(problem.dtype, pass, against, problem.op->growing, reference.largest_logit);
+    gate.terms = reference.flops[pass == Pass::backward] / 2 / std::max<double>(1, static_cast<double>(tensor.values.size()));
     gate.stored = tensor.dtype;
     Comparison comparison;
-    if (reference->size != tensor.size) {
+    if (expected->size != tensor.size) {
       comparison.ok = false;
       comparison.note = "its shape differs";
     } else if (is_float(tensor.dtype)) {
-      comparison = compare(tensor.values, reference->values, tensor.size, gate);
+      comparison = compare(tensor.values, expected->values, tensor.size, gate);
     } else {
-      comparison = compare_exact(tensor.values, reference->values, tensor.size);
+      comparison = compare_exact(tensor.values, expected->values, tensor.size);
     }
     result->tensors.push_back({tensor.name, pass, comparison});
   }
@@ -72,12 +73,12 @@ void judge(const Problem& problem, const std::vector<Array>& want, const std::ve
 
 Status check_problem(const Problem& problem, const Setting& setting, Result* result) {
   Execution reference, run, again;
-  LINNET_TRY(execute(problem, {.as_reference = true, .impl = "ref"}, &reference));
   LINNET_TRY(execute(problem, setting, &run));
+  LINNET_TRY(execute(problem, {.as_reference = true, .saved = &run.results, .impl = "ref"}, &reference));
   result->impl = run.impl;
   result->dtype = problem.dtype;
   result->faults.insert(result->faults.end(), run.faults.begin(), run.faults.end());
-  judge(problem, reference.results, run.results, Against::reference, reference.largest_logit, result);
+  judge(problem, reference, reference.results, run.results, Against::reference, result);
   Setting other = setting;
   other.threads = setting.threads == 1 ? 3 : 1;
   LINNET_TRY(execute(problem, other, &again));

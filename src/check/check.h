@@ -5,7 +5,8 @@
 //   EXPECT_TRUE(result.ok()) << result.text();
 //
 // The implementation runs on the inputs as rounded to the dtype, with a workspace full of NaN and canaries around every buffer;
-// the reference runs in f64 on the same rounded inputs. A second run with another number of threads must agree bit by bit.
+// the reference runs in f64 on the same rounded inputs, its backward on the results that the implementation saved. A second run
+// with another number of threads must agree bit by bit.
 #pragma once
 
 #include <string>
@@ -42,7 +43,7 @@ Status run_line(std::string_view line, Result* result);
 
 // The pieces, for tests of the engine itself.
 Status check_problem(const Problem& problem, const Setting& setting, Result* result);
-void judge(const Problem& problem, const std::vector<Array>& want, const std::vector<Array>& got, Against against,
-           double largest_logit, Result* result);
+void judge(const Problem& problem, const Execution& reference, const std::vector<Array>& want, const std::vector<Array>& got,
+           Against against, Result* result);
 
 }  // namespace linnet::check

@@ -75,7 +75,8 @@ Comparison compare(const std::vector<double>& got, const std::vector<double>& wa
   if (largest_reference < kCancelled * gate.scale) {
     result.rms = rms_error / gate.scale;
     result.max = largest_error / gate.scale;
-    result.rms_gate = result.max_gate = kCancelledEpsilons * gate.epsilon;
+    result.rms_gate = result.max_gate =
+        kCancelledEpsilons * gate.epsilon * std::sqrt(std::max(1.0, gate.terms / kCancelledTerms));
     if (largest_error > 0 && result.note.empty()) result.note = "small: errors relative to the scale " + text(gate.scale);
   } else {
     result.rms = ratio(rms_error, rms_reference);

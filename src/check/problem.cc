@@ -404,12 +404,19 @@ Status execute(const Problem& problem, const Setting& setting, Execution* execut
   }
   LINNET_TRY(call.prepare());
   if (setting.as_reference && op.largest_logit != nullptr) execution->largest_logit = op.largest_logit(call.prepared_args());
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    if (op.cost != nullptr) execution->flops[pass == Pass::backward] = op.cost(call.prepared_args(), call.dims(), pass).flops;
+  }
   for (const std::string& name : problem.outputs) LINNET_TRY(ask(name));
   const Impl* impl;
   LINNET_TRY(choose_impl(op, Pass::forward, context, &impl));
   execution->impl = impl->name;
   LINNET_TRY(run(Pass::forward, written));
   if (problem.gradients.empty()) return {};
+  for (const std::string& name : problem.outputs) {
+    const Array* saved = setting.saved == nullptr ? nullptr : find_array(*setting.saved, name);
+    if (saved != nullptr && op.find_output(name)->saved) tensors.at(name).fill(saved->values);
+  }
   for (const Array& array : problem.incoming) LINNET_TRY(give(array));
   for (const std::string& name : problem.gradients) LINNET_TRY(ask(name));
   return run(Pass::backward, problem.gradients);

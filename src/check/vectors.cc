@@ -114,7 +114,7 @@ Status run_vectors(const VectorFile& file, Dtype dtype, const Setting& setting, 
   result->faults = run.faults;
   Execution reference;
   LINNET_TRY(about(execute(problem, {.as_reference = true, .impl = "ref"}, &reference)));
-  judge(problem, file.stored, run.results, Against::vectors, reference.largest_logit, result);
+  judge(problem, reference, file.stored, run.results, Against::vectors, result);
   return {};
 }
 

@@ -30,8 +30,8 @@ struct Plan {
   std::vector<const Op*> ops;
   std::vector<std::string> files, cases;
   std::vector<Dtype> dtypes;
-  std::vector<std::string> impls;  // empty: the best for files, all for random cases
-  int threads = 0;                 // 0: all cores for files, drawn for random cases
+  std::string impl;  // a name, or all; empty: the best for files, all for random cases
+  int threads = 0;   // 0: all cores for files, drawn for random cases
   bool forward = true, backward = true, json = false, verbose = false;
   int64_t random = 0, seed = 1;
 };
@@ -196,18 +196,27 @@ Status read_targets(const Arguments& args, Plan* plan) {
   return {};
 }
 
-Status read_impls(const std::string& text, Plan* plan) {
-  if (text.empty()) return {};
-  const std::vector<const Op*>& ops = plan->ops.empty() ? all_ops() : plan->ops;
-  for (const Op* op : ops) {
-    if (text == "all") break;
-    const Impl* impl;
-    LINNET_TRY(choose_impl(*op, Pass::forward, {.impl = text.c_str()}, &impl));
+// The implementations of an operator that --impl asks for; none when it has no such one. One that exists and cannot run here is
+// named, so that running it says why.
+std::vector<std::string> impls_of(const Op& op, const std::string& wanted) {
+  std::vector<std::string> names;
+  for (const Impl& impl : op.impls) {
+    if (impl.name == wanted || (wanted == "all" && impl.missing().empty())) names.push_back(impl.name);
   }
-  for (const Impl& impl : ops.front()->impls) {
-    if (impl.name == text || (text == "all" && impl.missing().empty())) plan->impls.push_back(impl.name);
+  return names;
+}
+
+Status read_impl(const Arguments& args, Plan* plan) {
+  plan->impl = args.text("impl");
+  if (plan->impl.empty() || plan->impl == "all") return {};
+  std::vector<std::string> names;
+  bool known = false;
+  for (const Op* op : all_ops()) {
+    for (const Impl& impl : op->impls) names.push_back(impl.name);
+    known |= !impls_of(*op, plan->impl).empty();
   }
-  return {};
+  if (known) return {};
+  return bad_input("check: no operator has an implementation '" + plan->impl + "'" + did_you_mean(plan->impl, names));
 }
 
 Status read_plan(const Arguments& args, Plan* plan) {
@@ -215,7 +224,7 @@ Status read_plan(const Arguments& args, Plan* plan) {
   if (device == "cuda") return impossible("check: this build has no CUDA kernels; --device cpu checks the CPU's");
   if (device != "cpu") return bad_input("check: --device is '" + device + "', expected cpu or cuda");
   LINNET_TRY(read_targets(args, plan));
-  LINNET_TRY(read_impls(args.text("impl"), plan));
+  LINNET_TRY(read_impl(args, plan));
   int dtype = 0, pass = 0;
   static constexpr Dtype kDtypes[] = {Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16};
   LINNET_TRY(args.choice("dtype", {"all", "f64", "f32", "bf16", "f16"}, &dtype));
@@ -267,7 +276,10 @@ void check_files(const Plan& plan, Report* report) {
       continue;
     }
     if (!plan.backward) file.problem.gradients.clear();
-    for (const std::string& impl : plan.impls.empty() ? std::vector<std::string>{""} : plan.impls) {
+    const Op& op = *file.problem.op;
+    const std::vector<std::string> impls = plan.impl.empty() ? std::vector<std::string>{""} : impls_of(op, plan.impl);
+    if (impls.empty()) report->skip(file.name, op.name + " has no implementation " + plan.impl);
+    for (const std::string& impl : impls) {
       for (const Dtype dtype : plan.dtypes) {
         Result result;
         const int threads = plan.threads > 0 ? plan.threads : default_executor().workers();
@@ -291,7 +303,7 @@ void check_cases(const Plan& plan, const Arguments& args, Report* report) {
   for (const std::string& line : plan.cases) {
     Case c;
     Status status = check::parse_case(line, &c);
-    if (status.ok() && args.has("impl")) c.impl = args.text("impl");
+    if (status.ok() && !plan.impl.empty() && plan.impl != "all") c.impl = plan.impl;
     if (status.ok() && plan.threads > 0) c.threads = plan.threads;
     if (status.ok() && args.has("dtype") && plan.dtypes.size() == 1) c.dtype = plan.dtypes.front();
     Result result;
@@ -315,13 +327,21 @@ const Op& draw_op(const std::vector<const Op*>& ops, check::Random& random) {
 void check_random(const Plan& plan, Report* report) {
   Sampling sampling;
   sampling.dtypes = plan.dtypes;
-  sampling.impls = plan.impls;
   sampling.threads = plan.threads;
   sampling.forward = plan.forward;
   sampling.backward = plan.backward;
   std::vector<const Op*> ops = plan.ops;
   if (!plan.forward) std::erase_if(ops, [](const Op* op) { return !op->differentiable(); });
   if (ops.empty()) return report->refuse(bad_input("check: --pass bwd, but none of the operators has a backward"));
+  for (size_t i = 0; i < ops.size() && !plan.impl.empty();) {
+    if (!impls_of(*ops[i], plan.impl).empty()) {
+      ++i;
+    } else {
+      report->skip(ops[i]->name, "it has no implementation " + plan.impl);
+      ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  if (ops.empty()) return;
   const auto fails = [](const Case& c) {
     Result result;
     return check::run_case(c, &result).ok() && !result.ok();
@@ -335,6 +355,7 @@ void check_random(const Plan& plan, Report* report) {
     Case c;
     Result result;
     const Op& op = draw_op(ops, random);
+    sampling.impls = impls_of(op, plan.impl);
     Status status = check::sample_case(op, random, sampling, &c);
     if (status.ok()) status = check::run_case(c, &result);
     if (!status.ok()) {

@@ -13,7 +13,8 @@ enum class Against { reference, vectors };  // the reference of this project, or
 inline constexpr double kMaxOverRms = 20;
 inline constexpr double kCancelled = 1e-4;  // a reference everywhere below this part of the call's scale is all cancellation,
 inline constexpr double kCancelledEpsilons =
-    16;  // and passes when its largest error is below this many eps of the type x scale
+    16;                                        // and passes when its largest error is below this many eps of the type x scale,
+inline constexpr double kCancelledTerms = 64;  // times sqrt(terms / this) where an element sums more terms than this
 
 // The RMS gate. `growing`: a state that only grows (ungated sums). `largest_logit`: of exponential weights, 0 for others.
 inline double rms_gate(Dtype dtype, Pass pass, Against against, bool growing, double largest_logit) {
