@@ -160,8 +160,9 @@ class Worst {
     std::map<Dtype, check::Comparison> worst;
   };
   static std::string percent(double share) {
-    const std::string text = share > 9.99 ? ">999 %" : number(std::round(100 * share), 3) + " %";
-    return std::string(8 - std::min<size_t>(7, text.size()), ' ') + text;
+    char text[32];
+    std::snprintf(text, sizeof text, "%6.0f %%", std::min(100 * share, 9999.0));
+    return text;
   }
   const std::vector<Dtype>& dtypes_;
   std::map<std::tuple<std::string, Pass, std::string>, Line> lines_;
