@@ -16,12 +16,14 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(language):
+    found = []
     for page in PAGES:
         if not page.exists():
             continue
         for number, match in enumerate(FENCE.finditer(page.read_text())):
             if match.group(1) == language:
-                yield pytest.param(match.group(2), id=f"{page.relative_to(ROOT)}#{number}")
+                found.append(pytest.param(match.group(2), id=f"{page.relative_to(ROOT)}#{number}"))
+    return found
 
 
 def run(command, **options):
