@@ -116,6 +116,12 @@ struct Impl {
   int64_t (*workspace)(const void* args, Pass pass, int workers) = nullptr;
 };
 
+// A way to use an operator as attention, for `linnet compare`.
+struct Variant {
+  std::string name;     // "window 64"
+  std::string options;  // "window=64,64 prefix=4": what differs from the defaults
+};
+
 struct Op {
   std::string name;       // gla; softmax_paged
   std::string mechanism;  // gla; softmax
@@ -126,6 +132,9 @@ struct Op {
   std::vector<LetterRule> letters;
   std::vector<std::pair<std::string, std::string>> multiples;  // (H, Hkv): Hkv divides H
   std::vector<Impl> impls;                                     // best last
+  // Cases of `linnet bench`, one or more per line: "B=1 T=8192 H=8 K=64|128 V=K causal=1 dtype=f32|bf16 pass=fwd|fwd+bwd".
+  std::vector<std::string> benchmarks;
+  std::vector<Variant> variants;  // of `linnet compare`; none: not attention over q, k, v
   bool growing = false;                                        // the state only grows (ungated sums): see tolerance.h
   double (*largest_logit)(const void* args) = nullptr;  // of exponential weights, on a prepared f64 call; null: no such weights
   Status (*check)(const void* args, const Dims& dims) = nullptr;  // what the declaration cannot say; args are normalised
@@ -264,6 +273,10 @@ class Declare {
     return *this;
   }
 
+  Declare& bench(std::string cases) { return op_.benchmarks.push_back(std::move(cases)), *this; }
+  Declare& compare(std::string variant, std::string options) {
+    return op_.variants.push_back({std::move(variant), std::move(options)}), *this;
+  }
   Declare& growing() { return op_.growing = true, *this; }
   template <double (*F)(const Args&)>
   Declare& largest_logit() {

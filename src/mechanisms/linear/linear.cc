@@ -129,6 +129,20 @@ const Op& linear_op() {
           .growing()
           .check<check_linear>()
           .cost<cost_linear>()
+          .bench("B=1 T=8192 S=T Hq=8 Hk=Hq Hv=Hq K=64|128 V=K causal=1 dtype=f32|bf16 pass=fwd|fwd+bwd")
+          .bench("B=1 T=1024|4096|16384|65536|262144 S=T Hq=4 Hk=Hq Hv=Hq K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 T=8192 S=T Hq=8 Hk=Hq Hv=Hq K=64 V=K map=elu1 normalize=1 causal=1|0 dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 T=4096 S=T Hq=8 Hk=Hq Hv=Hq K=16 V=64 map=taylor2 normalize=1 causal=1 dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 T=8192 S=T Hq=1 Hk=Hq Hv=Hq K=128 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=32 T=64 S=T Hq=8 Hk=Hq Hv=Hq K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 T=17 S=T Hq=2 Hk=Hq Hv=Hq K=24 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
+          .compare("elu1", "map=elu1 normalize=1")
+          .compare("relu", "map=relu normalize=1")
+          .compare("softplus", "map=softplus normalize=1")
+          .compare("exp", "map=exp normalize=1")
+          .compare("hedgehog", "map=hedgehog normalize=1")
+          .compare("dpfp 3", "map=dpfp dpfp_nu=3 normalize=1")
+          .compare("taylor2", "map=taylor2 normalize=1")
           .impl<ref::linear_forward, ref::linear_backward, ref::linear_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(linear);
   return op;
@@ -162,6 +176,8 @@ const Op& linear_decode_op() {
           .growing()
           .check<check_decode>()
           .cost<cost_decode>()
+          .bench("B=1|4|16|64 T=1 Hq=32 Hk=Hq Hv=Hq K=128 V=K dtype=f32|bf16 pass=fwd")
+          .bench("B=1 T=1 Hq=4 Hk=Hq Hv=Hq K=64 V=K map=elu1 normalize=1 with=z dtype=f32 pass=fwd")
           .impl<ref::linear_decode_forward, nullptr, ref::linear_decode_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(linear_decode);
   return op;

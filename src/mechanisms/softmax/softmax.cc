@@ -167,6 +167,16 @@ const Op& softmax_op() {
           .multiple("H", "Hkv")
           .check<check_softmax>()
           .cost<cost_softmax>()
+          .bench("B=1 Tq=4096 Tk=Tq H=8 Hkv=H K=64|128 V=K causal=1|0 dtype=f32|bf16 pass=fwd|fwd+bwd")
+          .bench("B=1 Tq=4096 Tk=Tq H=8 Hkv=2 K=64 V=K causal=1 dtype=f16 pass=fwd|fwd+bwd")
+          .bench("B=1 Tq=4096 Tk=Tq H=8 Hkv=H K=64 V=K causal=1 window=255,0 dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=32 Tq=64 Tk=Tq H=8 Hkv=H K=64 V=K causal=0 dtype=f32|bf16 pass=fwd|fwd+bwd")
+          .bench("B=1 Tq=17 Tk=Tq H=2 Hkv=H K=24 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 Tq=1 Tk=4096 H=1 Hkv=H K=64 V=K causal=0 dtype=f32 pass=fwd")
+          .compare("exact", "")
+          .compare("window 64", "window=64,64")
+          .compare("window 32 + 16 first", "window=32,32 prefix=16")
+          .compare("blocks of 64", "chunk=64")
           .impl<ref::softmax_forward, ref::softmax_backward, ref::softmax_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(softmax) LINNET_BF16_IMPL(softmax);
   return op;
@@ -198,6 +208,9 @@ const Op& softmax_decode_op() {
           .multiple("H", "Hkv")
           .check<check_decode>()
           .cost<cost_decode>()
+          .bench("B=1|16 T=1 H=32 Hkv=8 K=128 V=K capacity=4096 lengths=4000 dtype=f32|bf16 pass=fwd")
+          .bench("B=1 T=1 H=32 Hkv=8 K=128 V=K capacity=65536 lengths=65000 dtype=bf16 pass=fwd")
+          .bench("B=1 T=1 H=8 Hkv=H K=64 V=K capacity=256 lengths=200 dtype=f32 pass=fwd")
           .impl<ref::softmax_decode_forward, nullptr, ref::softmax_decode_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(softmax_decode);
   return op;
@@ -227,6 +240,7 @@ const Op& softmax_paged_op() {
           .multiple("H", "Hkv")
           .check<check_paged>()
           .cost<cost_paged>()
+          .bench("B=1|16 Tq=1 H=32 Hkv=8 K=128 V=K P=256*B page=16 pages=256 lengths=4000 causal=1 dtype=f32|bf16 pass=fwd")
           .impl<ref::softmax_paged_forward, nullptr, ref::softmax_paged_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(softmax_paged);
   return op;
@@ -245,6 +259,7 @@ const Op& softmax_merge_op() {
           .output("out", &O::out, "B T H V", "the result over all keys").grad(&G::dout).saved()
           .output("lse", &O::lse, "B T H", "its normaliser").element(Element::acc).optional().grad(&G::dlse).saved()
           .cost<cost_merge>()
+          .bench("P=4 B=1 T=4096 H=8 V=64 dtype=f32 pass=fwd|fwd+bwd")
           .impl<ref::softmax_merge_forward, ref::softmax_merge_backward, ref::softmax_merge_workspace>("ref", always_available);
   return op;
 }

@@ -1,0 +1,110 @@
+#include "bench/bench.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "bench/work.h"
+#include "core/json.h"
+
+namespace linnet::bench {
+namespace {
+
+// Idle workers of an OpenMP region spin for a while and would take our cores; so would ours take the peer's.
+constexpr int kPauseMicroseconds = 40000;
+constexpr double kCeilingSeconds = 0.005;
+constexpr double kReferenceFlops = 3e8;  // what the reference does in less than a second
+constexpr int64_t kReferenceLength = 1024;
+
+// The case as the peers' side reads it (src/bench/peers.py).
+std::string peer_json(const Work& work) {
+  const Case& c = work.what();
+  JsonWriter writer;
+  writer.begin_object().member("op", c.op->name).member("dtype", dtype_name(c.dtype));
+  writer.member("pass", c.backward ? "fwd+bwd" : "fwd").key("letters").begin_object();
+  for (const auto& [name, value] : work.letters()) writer.member(name, value);
+  writer.end_object().key("lengths").begin_object();
+  for (const auto& [name, value] : c.counts) writer.member(name, value);
+  writer.end_object().key("options").begin_object();
+  for (const OptionDecl& option : c.op->options) writer.member(option.name, option_text(option, work.call().args()));
+  return writer.end_object().end_object().text();
+}
+
+}  // namespace
+
+Bench::Bench(int threads, const Settings& settings) : settings_(settings), pool_(threads), ceilings_(threads) {}
+
+Context Bench::context() {
+  Context context;
+  context.executor = &pool_;
+  context.impl = settings_.impl.empty() ? nullptr : settings_.impl.c_str();
+  return context;
+}
+
+Status Bench::measure_error(const Case& c, Result* result) {
+  for (int64_t longest = int64_t{1} << 62;; longest = std::min(longest / 2, kReferenceLength)) {
+    const Case shorter = shortened(c, longest);
+    const bool shortest = shortened(c, std::max<int64_t>(longest / 2, 1)).line() == shorter.line();
+    // The full case is tried only when it is small; its cost is known from the timed run.
+    if (longest > kReferenceLength && result->flops > kReferenceFlops && !shortest) continue;
+    std::unique_ptr<Work> work, reference;
+    LINNET_TRY(Work::make(shorter, context(), &work));
+    if (work->forward_cost().flops + work->backward_cost().flops > kReferenceFlops && longest > 16 && !shortest) continue;
+    Case in_double = shorter;
+    in_double.dtype = Dtype::f64;
+    Context plain = context();
+    plain.impl = "ref";
+    LINNET_TRY(Work::make(in_double, plain, &reference));
+    reference->take_inputs(*work);
+    LINNET_TRY(work->run());
+    LINNET_TRY(reference->run());
+    result->error = work->error(*reference);
+    if (shorter.line() != c.line()) result->error_case = shorter.line();
+    return {};
+  }
+}
+
+Status Bench::measure(const Case& c, Result* result) {
+  result->what = c;
+  std::vector<double> ours, theirs;
+  {
+    std::unique_ptr<Work> work;
+    LINNET_TRY(Work::make(c, context(), &work));
+    result->impl = work->impl();
+    result->flops = work->forward_cost().flops + work->backward_cost().flops;
+    result->bytes = work->forward_cost().bytes + work->backward_cost().bytes;
+    result->tensor_bytes = work->tensor_bytes();
+    result->workspace_bytes = work->workspace_bytes();
+    LINNET_TRY(ceilings_.choose(result->impl));
+    if (settings_.peer != nullptr) LINNET_TRY(settings_.peer->open(peer_json(*work), &result->peer_name));
+    LINNET_TRY(work->run());  // checks the call, touches the caches
+    for (int round = 0; round < settings_.rounds; ++round) {
+      const double slice = settings_.seconds / settings_.rounds;
+      if (!result->peer_name.empty()) {
+        LINNET_TRY(settings_.peer->round(slice, &theirs));
+        usleep(kPauseMicroseconds);
+      }
+      result->fma_ceiling = std::max(result->fma_ceiling, ceilings_.flops(c.dtype, kCeilingSeconds));
+      result->update_ceiling = std::max(result->update_ceiling, ceilings_.bytes(result->tensor_bytes, kCeilingSeconds));
+      LINNET_TRY(work->run());
+      sample(slice, &ours, [&] { (void)work->run(); });
+    }
+    const auto least = [&](const Cost& cost, bool* memory) {
+      const double fma = cost.flops / result->fma_ceiling, move = cost.bytes / result->update_ceiling;
+      *memory = move > fma;
+      return std::max(fma, move);
+    };
+    bool unused;
+    result->ours = spread(std::move(ours));
+    const double bound = least(work->forward_cost(), &result->memory_bound) + least(work->backward_cost(), &unused);
+    result->share = bound / result->ours.median;
+  }
+  if (!result->peer_name.empty()) {
+    result->peer = spread(std::move(theirs));
+    result->ratio = result->peer.median / result->ours.median;
+  }
+  return measure_error(c, result);
+}
+
+}  // namespace linnet::bench

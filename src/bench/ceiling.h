@@ -1,0 +1,38 @@
+// Ceilings: what this machine can do at most, measured: fused multiply-adds on registers alone, and updates of memory in place
+// (read, change, write back) at the size of the data that a case works on.
+//
+//   Ceilings ceilings(2);                                   // threads
+//   LINNET_TRY(ceilings.choose("avx512"));                  // the instruction set of an implementation
+//   double peak = ceilings.flops(Dtype::f32, 0.005);        // FLOP/s, measured for about 5 ms
+//   double rate = ceilings.bytes(64 << 20, 0.005);          // bytes/s read plus written, over 64 MiB shared by the threads
+//
+// Threads are started for each measurement and begin together; each has its own part of the memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "bench/work.h"
+#include "core/isa.h"
+
+namespace linnet::bench {
+
+inline constexpr int64_t kLargestUpdate = int64_t{256} << 20;  // larger sets are measured at this size
+
+class Ceilings {
+ public:
+  explicit Ceilings(int threads) : threads_(threads) {}
+  // The instruction set in whose terms to measure: that of the implementation's name, else the one a call would use now.
+  Status choose(const std::string& impl);
+  Isa isa() const { return isa_; }
+  double flops(Dtype dtype, double seconds) const;
+  double bytes(int64_t working_set, double seconds);
+
+ private:
+  int threads_;
+  Isa isa_ = Isa::portable;
+  Memory memory_;
+  int64_t memory_bytes_ = 0;
+};
+
+}  // namespace linnet::bench

@@ -1,0 +1,277 @@
+// linnet bench: how fast the operators are here, against what this machine can do and against what a user would take instead.
+#include "bench/bench.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "bench/machine.h"
+#include "cli/command.h"
+#include "cli/print.h"
+#include "core/json.h"
+#include "report/text.h"
+
+namespace linnet::cli {
+namespace {
+
+using bench::Case;
+using bench::Result;
+
+struct Wanted {
+  std::vector<Case> cases;
+  bench::Settings settings;
+  int64_t threads = 0;
+};
+
+Status wanted_operators(const Arguments& args, std::vector<const Op*>* ops) {
+  std::vector<std::string> names;
+  for (const Op* op : all_ops()) names.push_back(op->name);
+  for (const std::string& word : args.rest()) {
+    bool found = false;
+    for (const Op* op : all_ops()) {  // a mechanism's name stands for all its operators
+      if (op->name != word && op->mechanism != word) continue;
+      if (std::find(ops->begin(), ops->end(), op) == ops->end()) ops->push_back(op);
+      found = true;
+    }
+    if (!found) return bad_input("bench: there is no operator '" + word + "'" + did_you_mean(word, names));
+  }
+  if (args.rest().empty()) *ops = all_ops();
+  return {};
+}
+
+Status wanted_cases(const Arguments& args, std::vector<Case>* cases) {
+  std::vector<const Op*> ops;
+  LINNET_TRY(wanted_operators(args, &ops));
+  Dtype dtype = Dtype::none;
+  if (args.has("dtype")) {
+    dtype = dtype_from_name(args.text("dtype"));
+    if (!is_float(dtype)) {
+      return bad_input("bench: --dtype is '" + args.text("dtype") + "', expected f64, f32, bf16 or f16");
+    }
+  }
+  int pass = -1;
+  if (args.has("pass")) LINNET_TRY(args.choice("pass", {"fwd", "fwd+bwd"}, &pass));
+  if (args.has("case")) {
+    for (const std::string& line : args.all("case")) {
+      const Op* op = find_op(line.substr(0, line.find(' ')));  // a line as it was printed
+      if (op == nullptr && args.rest().empty()) {
+        return bad_input("bench: --case needs the operator, as its first word or before the options");
+      }
+      std::vector<Case> given;
+      LINNET_TRY(bench::parse_cases(op != nullptr ? *op : *ops.front(), line, &given));
+      for (Case& c : given) {
+        if (dtype != Dtype::none && line.find("dtype=") == std::string::npos) c.dtype = dtype;
+        cases->push_back(std::move(c));
+      }
+    }
+    return {};
+  }
+  for (const Op* op : ops) {
+    for (const std::string& line : op->benchmarks) {
+      std::vector<Case> declared;
+      LINNET_TRY(bench::parse_cases(*op, line, &declared));
+      for (Case& c : declared) {
+        if ((dtype == Dtype::none || c.dtype == dtype) && (pass < 0 || c.backward == (pass == 1)))
+          cases->push_back(std::move(c));
+      }
+    }
+  }
+  if (cases->empty()) return bad_input("bench: no declared case fits; --list shows all, --case gives another");
+  return {};
+}
+
+Status read_arguments(const Arguments& args, Wanted* wanted) {
+  LINNET_TRY(wanted_cases(args, &wanted->cases));
+  bench::Settings& settings = wanted->settings;
+  settings.impl = args.text("impl");
+  for (const Case& c : wanted->cases) {
+    const Impl* impl;
+    Context context;
+    context.impl = settings.impl.empty() ? nullptr : settings.impl.c_str();
+    LINNET_TRY(choose_impl(*c.op, c.backward ? Pass::backward : Pass::forward, context, &impl));
+  }
+  if (args.has("quick")) settings.seconds = 0.1, settings.rounds = 3;
+  LINNET_TRY(args.real("time", 0.001, 3600, &settings.seconds));
+  wanted->threads = bench::this_machine().cores;
+  return args.integer("threads", 1, 1024, &wanted->threads);
+}
+
+std::string rate(double per_second) { return report::significant(per_second / 1e9, 3); }
+
+std::vector<Column> columns(bool peers) {
+  std::vector<Column> all = {{"median", Align::right, 8},  {"min", Align::right, 8},  {"p90", Align::right, 8},
+                             {"GFLOP/s", Align::right, 7}, {"GB/s", Align::right, 6}, {"of ceiling", Align::right, 11},
+                             {"error", Align::right, 8},   {"extra", Align::right, 9}};
+  if (peers) {
+    all.push_back({"peer", Align::right, 8});
+    all.push_back({"ratio", Align::right, 6});
+  }
+  all.push_back({"case"});
+  return all;
+}
+
+std::vector<std::string> cells(const Result& r, bool peers) {
+  std::vector<std::string> row = {
+      report::time_text(r.ours.median),
+      report::time_text(r.ours.best),
+      report::time_text(r.ours.p90),
+      rate(r.flops / r.ours.median),
+      rate(r.bytes / r.ours.median),
+      report::percent_text(r.share) + (r.memory_bound ? " mem" : " fma"),
+      report::error_text(r.error) + (r.error_case.empty() ? " " : "*"),
+      report::bytes_text(static_cast<double>(r.workspace_bytes)),
+  };
+  if (peers) {
+    row.push_back(r.peer_name.empty() ? "-" : report::time_text(r.peer.median));
+    row.push_back(r.peer_name.empty() ? "-" : report::significant(r.ratio, 3));
+  }
+  row.push_back(r.what.op->name + " " + r.what.line());
+  return row;
+}
+
+void write_spread(JsonWriter& writer, const char* name, const bench::Spread& s) {
+  writer.key(name).begin_object().member("median", s.median).member("min", s.best).member("p90", s.p90);
+  writer.member("calls", s.calls).end_object();
+}
+
+void write_result(JsonWriter& writer, const Result& r) {
+  writer.begin_object().member("operator", r.what.op->name).member("case", r.what.line()).member("implementation", r.impl);
+  write_spread(writer, "seconds", r.ours);
+  writer.member("flops", r.flops).member("bytes", r.bytes).member("flops_per_second", r.flops / r.ours.median);
+  writer.member("bytes_per_second", r.bytes / r.ours.median).member("fma_ceiling", r.fma_ceiling);
+  writer.member("update_ceiling", r.update_ceiling).member("nearer_ceiling", r.memory_bound ? "memory" : "fma");
+  writer.member("share_of_ceiling", r.share).member("error", r.error);
+  writer.member("error_case", r.error_case.empty() ? r.what.line() : r.error_case);
+  writer.member("tensor_bytes", r.tensor_bytes).member("workspace_bytes", r.workspace_bytes);
+  if (!r.peer_name.empty()) {
+    writer.member("peer", r.peer_name);
+    write_spread(writer, "peer_seconds", r.peer);
+    writer.member("ratio", r.ratio);
+  }
+  writer.end_object();
+}
+
+void print_markdown(const std::vector<std::string>& row) {
+  std::string line = "|";
+  for (const std::string& cell : row) line += " " + cell + " |";
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+void print_notes(const std::vector<Result>& results, const bench::Peer* peer) {
+  std::printf(
+      "\nof ceiling: the least time that the nearer ceiling allows, over the median; fma: fused multiply-adds on registers;\n"
+      "mem: updates in place over memory of the tensors' size; both measured between the rounds of the case.\n"
+      "error: largest RMS error / RMS reference of all results, against the reference in double on the same inputs;\n"
+      "*: on the same case with shorter lengths, where the reference takes less than a second. extra: workspace.\n");
+  if (peer == nullptr) return;
+  std::printf("peer: %s, rounds in turn with ours on as many threads; ratio: its median over ours, above 1 ours is faster.\n",
+              peer->version().c_str());
+  std::string last;
+  for (const Result& r : results) {
+    const std::string line = r.peer_name.empty() ? "" : "  " + r.what.op->name + ": " + r.peer_name;
+    if (!line.empty() && line != last) std::printf("%s\n", line.c_str());
+    last = line.empty() ? last : line;
+  }
+}
+
+int bench_main(const Arguments& args) {
+  Wanted wanted;
+  if (const Status status = read_arguments(args, &wanted); !status.ok()) return fail(status);
+  if (args.has("list")) {
+    for (const Case& c : wanted.cases) std::printf("%s %s\n", c.op->name.c_str(), c.line().c_str());
+    return kDone;
+  }
+  std::unique_ptr<bench::Peer> peer;
+  if (args.has("peers")) {
+    const std::string python = bench::find_python(args.text("python"));
+    const Status status = bench::Peer::start(python, static_cast<int>(wanted.threads), &peer);
+    if (!status.ok()) return fail(status);
+    wanted.settings.peer = peer.get();
+  }
+  const bench::Machine machine = bench::this_machine();
+  const bool json = args.has("json"), markdown = args.has("markdown"), peers = peer != nullptr;
+  Isa isa;
+  if (const Status status = isa_choice(&isa); !status.ok()) return fail(status);
+  const std::string heading = machine.cpu + ", " + std::to_string(machine.cores) + " cores (" + machine.caches + "), " +
+                              isa_name(isa) + ", " + std::to_string(wanted.threads) +
+                              (wanted.threads == 1 ? " thread" : " threads") + "; " + bench::today() + ", commit " +
+                              bench::commit() + (peers ? ", " + peer->version() : "");
+  if (!json) std::printf("%s\n\n", heading.c_str());
+
+  bench::Bench bench(static_cast<int>(wanted.threads), wanted.settings);
+  std::vector<Result> results;
+  Table table(columns(peers));
+  if (markdown) {
+    std::vector<std::string> titles, rules;
+    for (const Column& column : columns(peers)) {
+      titles.push_back(column.title);
+      rules.push_back(column.align == Align::right ? "---:" : "---");
+    }
+    print_markdown(titles);
+    print_markdown(rules);
+  }
+  {
+    Progress progress("bench", static_cast<int64_t>(wanted.cases.size()), "cases");
+    for (size_t i = 0; i < wanted.cases.size(); ++i) {
+      progress.at(static_cast<int64_t>(i));
+      Result result;
+      const Status status = bench.measure(wanted.cases[i], &result);
+      progress.clear();
+      if (!status.ok()) return fail(status);
+      results.push_back(result);
+      if (json) continue;
+      markdown ? print_markdown(cells(result, peers)) : table.stream(stdout, cells(result, peers));
+      std::fflush(stdout);
+    }
+  }
+  if (!json) {
+    print_notes(results, peer.get());
+    return kDone;
+  }
+  JsonWriter writer(2);
+  writer.begin_object().key("machine").begin_object().member("cpu", machine.cpu).member("cores", machine.cores);
+  writer.member("caches", machine.caches).member("isa", isa_name(isa)).end_object().member("threads", wanted.threads);
+  writer.member("date", bench::today()).member("commit", bench::commit());
+  if (peers) writer.member("peers", peer->version());
+  writer.key("cases").begin_array();
+  for (const Result& result : results) write_result(writer, result);
+  writer.end_array().end_object();
+  std::printf("%s\n", writer.text().c_str());
+  return kDone;
+}
+
+}  // namespace
+
+const Command& bench_command() {
+  static const Command command = {
+      .name = "bench",
+      .summary = "speed: median and spread, share of the machine's measured ceilings, error, peers beside it",
+      .usage = "[OP ...] [--peers] [options]",
+      .details =
+          "OP is an operator or a mechanism (all its operators); without one all are measured. Each has a list of cases\n"
+          "(--list); --case measures another one, for example\n\n"
+          "  linnet bench softmax --case 'B=1 Tq=4096 Tk=Tq H=8 Hkv=H K=64|128 V=K causal=1 dtype=f32 pass=fwd'\n\n"
+          "where a word is a letter of the operator's shapes (linnet info OP), an option, a count of tokens (lengths=4000),\n"
+          "with=TENSOR for an optional tensor, dtype or pass; a|b stands for both.\n\n"
+          "--peers runs what a user would take instead (PyTorch) in rounds in turn with ours, with the same number of "
+          "threads,\n"
+          "in a Python found by --python, LINNET_PYTHON, beside this program, in .venv of the checkout, or python3.",
+      .options = {{"case", "LINE", "a case instead of the declared ones; may be given several times"},
+                  {"dtype", "NAME", "only cases of this type: f64, f32, bf16, f16"},
+                  {"impl", "NAME", "an implementation instead of the best one (linnet info OP)"},
+                  {"json", "", "print JSON"},
+                  {"list", "", "print the cases and stop"},
+                  {"markdown", "", "print the table in Markdown"},
+                  {"pass", "NAME", "only cases of this pass: fwd, fwd+bwd"},
+                  {"peers", "", "measure PyTorch's functions too"},
+                  {"python", "PATH", "the Python that has PyTorch"},
+                  {"quick", "", "measure each case for 0.1 s instead of 1 s"},
+                  {"threads", "N", "number of threads; default: all cores"},
+                  {"time", "SECONDS", "measure each case for so long"}},
+      .run = bench_main,
+  };
+  return command;
+}
+
+}  // namespace linnet::cli
