@@ -168,7 +168,7 @@ std::string mark_labels(const Chart& chart, const Map& mx, const Map& my, const 
   }
   std::sort(marks.begin(), marks.end(),
             [&](const ChartLine* a, const ChartLine* b) { return my(a->points[0].second) < my(b->points[0].second); });
-  const Box room{frame.left + 2, frame.top + 2, frame.right + chart.right - 4, frame.bottom - 2};
+  const Box room{frame.left + 2, frame.top + 2, chart.width - 4.0, frame.bottom - 2};
   std::string svg;
   for (const ChartLine* line : marks) {
     const double x = mx(line->points[0].first), y = my(line->points[0].second);
@@ -220,7 +220,11 @@ std::string open_svg(int width, int height, const std::string& name) {
 
 std::string draw(const Chart& chart) {
   constexpr double kLeft = 78, kTop = 14, kBottom = 52;
-  const Box frame{kLeft, kTop, static_cast<double>(chart.width - chart.right), chart.height - kBottom};
+  double right = 20;  // lines have their labels beside the frame, marks inside
+  for (const ChartLine& line : chart.lines) {
+    if (line.points.size() > 1) right = std::max(right, 26 + kCharacter * static_cast<double>(line.label.size()));
+  }
+  const Box frame{kLeft, kTop, chart.width - right, chart.height - kBottom};
   std::vector<double> xs, ys;
   for (const ChartLine& line : chart.lines) {
     for (const auto& [x, y] : line.points) {
@@ -229,6 +233,7 @@ std::string draw(const Chart& chart) {
     }
   }
   const Map mx = fit(chart.x, xs, frame.left, frame.right - frame.left);
+  for (const auto& [y, name] : chart.levels) ys.push_back(y);
   const Map my = fit(chart.y, ys, frame.bottom, frame.top - frame.bottom);
   std::string svg = open_svg(chart.width, chart.height, chart.name);
 
@@ -247,10 +252,15 @@ std::string draw(const Chart& chart) {
   svg += "<text class=\"name\" text-anchor=\"middle\" transform=\"translate(14 " + pixels((frame.top + frame.bottom) / 2) +
          ") rotate(-90)\">" + html_escape(chart.y.label) + "</text>\n";
 
+  for (const auto& [y, name] : chart.levels) {
+    svg += line_between(frame.left, my(y), frame.right, my(y), "level");
+    svg += text_at(frame.left + 8, my(y) - 6, "tick", "start", name);
+  }
   svg += end_labels(chart, mx, my, frame);
   for (const ChartLine& line : chart.lines) {
     if (line.points.size() < 2) continue;
-    svg += "<polyline class=\"line stroke-" + color(line.color) + "\" points=\"";
+    svg += "<polyline class=\"line dash" + std::to_string(line.shape % kChartShapes) + " stroke-" + color(line.color) +
+           "\" points=\"";
     for (const auto& [x, y] : line.points) svg += pixels(mx(x)) + "," + pixels(my(y)) + " ";
     svg += "\"/>\n";
   }
@@ -307,6 +317,9 @@ svg .grid { stroke: var(--grid); stroke-width: 1; }
 svg .axis { stroke: var(--muted); stroke-width: 1; }
 svg .lead { stroke: var(--muted); stroke-width: 0.7; opacity: 0.6; }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
+svg .dash1 { stroke-dasharray: 7 3; } svg .dash2 { stroke-dasharray: 2 3; } svg .dash3 { stroke-dasharray: 9 3 2 3; }
+svg .dash4 { stroke-dasharray: 4 4; } svg .dash5 { stroke-dasharray: 12 4; }
+svg .level { stroke: var(--muted); stroke-width: 1; stroke-dasharray: 5 4; }
 svg .mark { stroke: var(--paper); stroke-width: 1; }
 svg .tick { fill: var(--muted); }
 svg .name { fill: var(--ink); }

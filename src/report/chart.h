@@ -38,8 +38,8 @@ struct Chart {
   std::string name;  // read aloud instead of the picture
   Axis x, y;
   std::vector<ChartLine> lines;
+  std::vector<std::pair<double, std::string>> levels;  // heights that matter: a dashed line with a name
   int width = 760, height = 440;
-  int right = 150;  // room for the labels of the lines; marks need little
 };
 std::string draw(const Chart& chart);
 

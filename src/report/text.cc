@@ -48,7 +48,10 @@ std::string bytes_text(double bytes) {
   return (whole ? print("%.*f", 0, bytes) : significant(bytes, 3)) + kNames[unit];
 }
 
-std::string percent_text(double part) { return significant(100 * part, part >= 0.995 ? 3 : 2) + " %"; }
+std::string percent_text(double part) {
+  if (part > 0 && part < 1e-5) return "< 0.001 %";
+  return significant(100 * part, part >= 0.995 ? 3 : 2) + " %";
+}
 
 std::string error_text(double error) { return error == 0 ? "0" : print("%.*e", 1, error); }
 

@@ -29,6 +29,8 @@ TEST(Text, numbers) {
       {bytes_text(67108864), "64 MiB"},
       {percent_text(0.0734), "7.3 %"},
       {percent_text(0.996), "99.6 %"},
+      {percent_text(3e-8), "< 0.001 %"},
+      {percent_text(0), "0 %"},
       {percent_text(1.25), "125 %"},
       {error_text(3.44e-7), "3.4e-07"},
       {count_text(4096), "4096"},
@@ -50,10 +52,12 @@ TEST(Chart, every_line_mark_and_label_is_drawn) {
   chart.x = {.label = "tokens", .log = true, .ticks = {256, 512}, .text = count_text};
   chart.y = {.label = "time", .log = true, .text = time_text};
   chart.lines.push_back({.label = "a", .points = {{256, 1e-3}, {512, 4e-3}}});
+  chart.levels.emplace_back(2e-3, "a level");
   chart.lines.push_back({.label = "b & c", .color = 1, .points = {{256, 1e-3}}, .titles = {"one <mark>"}});
   const std::string svg = draw(chart);
   EXPECT_EQ(count(svg, "<polyline"), 1);
   EXPECT_EQ(count(svg, "<circle"), 3);
+  EXPECT_NE(svg.find("a level"), std::string::npos);
   EXPECT_NE(svg.find("b &amp; c"), std::string::npos);
   EXPECT_NE(svg.find("one &lt;mark&gt;"), std::string::npos);
   EXPECT_EQ(svg.find("nan"), std::string::npos);
