@@ -13,9 +13,7 @@ namespace {
 
 // Idle workers of an OpenMP region spin for a while and would take our cores; so would ours take the peer's.
 constexpr int kPauseMicroseconds = 40000;
-constexpr double kCeilingSeconds = 0.005;
 constexpr double kReferenceFlops = 3e8;  // what the reference does in less than a second
-constexpr int64_t kReferenceLength = 1024;
 
 // The case as the peers' side reads it (src/bench/peers.py).
 std::string peer_json(const Work& work) {
@@ -43,26 +41,28 @@ Context Bench::context() {
 }
 
 Status Bench::measure_error(const Case& c, Result* result) {
-  for (int64_t longest = int64_t{1} << 62;; longest = std::min(longest / 2, kReferenceLength)) {
-    const Case shorter = shortened(c, longest);
-    const bool shortest = shortened(c, std::max<int64_t>(longest / 2, 1)).line() == shorter.line();
-    // The full case is tried only when it is small; its cost is known from the timed run.
-    if (longest > kReferenceLength && result->flops > kReferenceFlops && !shortest) continue;
-    std::unique_ptr<Work> work, reference;
-    LINNET_TRY(Work::make(shorter, context(), &work));
-    if (work->forward_cost().flops + work->backward_cost().flops > kReferenceFlops && longest > 16 && !shortest) continue;
-    Case in_double = shorter;
-    in_double.dtype = Dtype::f64;
-    Context plain = context();
-    plain.impl = "ref";
-    LINNET_TRY(Work::make(in_double, plain, &reference));
-    reference->take_inputs(*work);
-    LINNET_TRY(work->run());
-    LINNET_TRY(reference->run());
-    result->error = work->error(*reference);
-    if (shorter.line() != c.line()) result->error_case = shorter.line();
-    return {};
+  Case measured = c;
+  std::unique_ptr<Work> work, reference;
+  if (result->flops <= kReferenceFlops) {
+    LINNET_TRY(Work::make(c, context(), &work));
+  } else {
+    for (int64_t longest = 1024; longest >= 16; longest /= 2) {
+      measured = shortened(c, longest);
+      LINNET_TRY(Work::make(measured, context(), &work));
+      if (work->forward_cost().flops + work->backward_cost().flops <= kReferenceFlops) break;
+    }
   }
+  Case in_double = measured;
+  in_double.dtype = Dtype::f64;
+  Context plain = context();
+  plain.impl = "ref";
+  LINNET_TRY(Work::make(in_double, plain, &reference));
+  reference->take_inputs(*work);
+  LINNET_TRY(work->run());
+  LINNET_TRY(reference->run());
+  result->error = work->error(*reference);
+  if (measured.line() != c.line()) result->error_case = measured.line();
+  return {};
 }
 
 Status Bench::measure(const Case& c, Result* result) {
@@ -85,8 +85,8 @@ Status Bench::measure(const Case& c, Result* result) {
         LINNET_TRY(settings_.peer->round(slice, &theirs));
         usleep(kPauseMicroseconds);
       }
-      result->fma_ceiling = std::max(result->fma_ceiling, ceilings_.flops(c.dtype, kCeilingSeconds));
-      result->update_ceiling = std::max(result->update_ceiling, ceilings_.bytes(result->tensor_bytes, kCeilingSeconds));
+      result->fma_ceiling = ceilings_.flops(c.dtype);
+      result->update_ceiling = std::max(result->update_ceiling, ceilings_.bytes(result->tensor_bytes));
       LINNET_TRY(work->run());
       sample(slice, &ours, [&] { (void)work->run(); });
     }

@@ -20,7 +20,7 @@ struct Result {
   double ratio = 0;       // of the medians, peer / ours; 0 without a peer
   double flops = 0, bytes = 0;
   int64_t tensor_bytes = 0, workspace_bytes = 0;
-  double fma_ceiling = 0, update_ceiling = 0;  // FLOP/s, bytes/s; the best of this case's rounds
+  double fma_ceiling = 0, update_ceiling = 0;  // FLOP/s, the best of the run so far; bytes/s, the best of this case's rounds
   double share = 0;                            // of the nearer ceiling: the least time it allows / the median
   bool memory_bound = false;                   // which one is nearer
   double error = 0;                            // against the reference in double, on the same inputs

@@ -3,10 +3,11 @@
 //
 //   Ceilings ceilings(2);                                   // threads
 //   LINNET_TRY(ceilings.choose("avx512"));                  // the instruction set of an implementation
-//   double peak = ceilings.flops(Dtype::f32, 0.005);        // FLOP/s, measured for about 5 ms
-//   double rate = ceilings.bytes(64 << 20, 0.005);          // bytes/s read plus written, over 64 MiB shared by the threads
+//   double peak = ceilings.flops(Dtype::f32);               // FLOP/s
+//   double rate = ceilings.bytes(64 << 20);                 // bytes/s read plus written, over 64 MiB shared by the threads
 //
-// Threads are started for each measurement and begin together; each has its own part of the memory.
+// Threads are started for each measurement and begin together; each has its own part of the memory. A measurement takes about
+// 10 ms: the best of a few short ones, since all that can happen to a machine makes it slower.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +26,16 @@ class Ceilings {
   // The instruction set in whose terms to measure: that of the implementation's name, else the one a call would use now.
   Status choose(const std::string& impl);
   Isa isa() const { return isa_; }
-  double flops(Dtype dtype, double seconds) const;
-  double bytes(int64_t working_set, double seconds);
+  double flops(Dtype dtype);  // never less than in an earlier call
+  double bytes(int64_t working_set);
 
  private:
+  double flops_once(Dtype dtype) const;
+  double bytes_once(int64_t part);
+
   int threads_;
   Isa isa_ = Isa::portable;
+  double best_flops_[3][2] = {};  // [instruction set][f32, f64]
   Memory memory_;
   int64_t memory_bytes_ = 0;
 };

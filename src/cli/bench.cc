@@ -161,7 +161,7 @@ void print_markdown(const std::vector<std::string>& row) {
 void print_notes(const std::vector<Result>& results, const bench::Peer* peer) {
   std::printf(
       "\nof ceiling: the least time that the nearer ceiling allows, over the median; fma: fused multiply-adds on registers;\n"
-      "mem: updates in place over memory of the tensors' size; both measured between the rounds of the case.\n"
+      "mem: updates in place over memory of the tensors' size; both measured between the rounds.\n"
       "error: largest RMS error / RMS reference of all results, against the reference in double on the same inputs;\n"
       "*: on the same case with shorter lengths, where the reference takes less than a second. extra: workspace.\n");
   if (peer == nullptr) return;
