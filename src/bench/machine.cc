@@ -1,8 +1,16 @@
 #include "bench/machine.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <sstream>
 #include <thread>
+
+#include "bench/timing.h"
 
 namespace linnet::bench {
 namespace {
@@ -21,7 +29,47 @@ std::string cache_size(const std::string& text) {
   return kib >= 1024 && kib % 1024 == 0 ? std::to_string(kib / 1024) + " MiB" : std::to_string(kib) + " KiB";
 }
 
+// Seconds that all cores were busy since the machine started, those taken by other guests of its host included.
+double busy_seconds() {
+  std::ifstream file("/proc/stat");
+  std::string word;
+  file >> word;
+  double busy = 0;
+  for (int field = 0; field < 8; ++field) {  // user nice system idle iowait irq softirq steal
+    double ticks = 0;
+    file >> ticks;
+    if (field != 3 && field != 4) busy += ticks;
+  }
+  return busy / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+double own_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+double process_seconds(int process) {
+  std::string line = first_line("/proc/" + std::to_string(process) + "/stat");
+  std::istringstream fields(line.substr(std::min(line.size(), line.rfind(')') + 1)));  // a name may hold spaces
+  std::string word;
+  double ticks = 0, total = 0;
+  for (int field = 3; field <= 15 && fields >> word; ++field) {
+    if (field >= 14 && std::istringstream(word) >> ticks) total += ticks;  // utime, stime
+  }
+  return total / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
 }  // namespace
+
+OtherLoad::OtherLoad() : start_(now()), busy_(busy_seconds()), own_(own_seconds()) {}
+
+double OtherLoad::share(int child) const {
+  const double mine = own_seconds() - own_ + (child > 0 ? process_seconds(child) : 0);
+  const double all = (now() - start_) * static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
+  return all > 0 ? std::clamp((busy_seconds() - busy_ - mine) / all, 0.0, 1.0) : 0;
+}
 
 Machine this_machine() {
   Machine machine;

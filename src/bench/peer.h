@@ -34,6 +34,7 @@ class Peer {
   Peer& operator=(const Peer&) = delete;
 
   const std::string& version() const { return version_; }  // "torch 2.13.0"
+  pid_t process() const { return child_; }
   Status open(const std::string& case_json, std::string* name);
   Status round(double seconds, std::vector<double>* samples);
 

@@ -199,6 +199,7 @@ int bench_main(const Arguments& args) {
                               bench::commit() + (peers ? ", " + peer->version() : "");
   if (!json) std::printf("%s\n\n", heading.c_str());
 
+  const bench::OtherLoad others;
   bench::Bench bench(static_cast<int>(wanted.threads), wanted.settings);
   std::vector<Result> results;
   Table table(columns(peers));
@@ -225,8 +226,13 @@ int bench_main(const Arguments& args) {
       std::fflush(stdout);
     }
   }
+  const double load = others.share(peers ? peer->process() : 0);
   if (!json) {
     print_notes(results, peer.get());
+    if (load > 0.05) {
+      std::printf("Other processes used %s of the machine during the run: quiet, it is faster.\n",
+                  report::percent_text(load).c_str());
+    }
     return kDone;
   }
   JsonWriter writer(2);
@@ -234,7 +240,7 @@ int bench_main(const Arguments& args) {
   writer.member("caches", machine.caches).member("isa", isa_name(isa)).end_object().member("threads", wanted.threads);
   writer.member("date", bench::today()).member("commit", bench::commit());
   if (peers) writer.member("peers", peer->version());
-  writer.key("cases").begin_array();
+  writer.member("other_load", load).key("cases").begin_array();
   for (const Result& result : results) write_result(writer, result);
   writer.end_array().end_object();
   std::printf("%s\n", writer.text().c_str());

@@ -83,7 +83,8 @@ void print_json(const compare::Comparison& c) {
   w.member("H", c.input.H).member("Hkv", c.input.Hkv).member("K", c.input.K).member("V", c.input.V);
   w.member("causal", c.input.causal).key("layers").begin_array();
   for (const compare::Layer& layer : c.input.layers) w.value(layer.name);
-  w.end_array().end_object().member("average_error", c.average_error).key("variants").begin_array();
+  w.end_array().end_object().member("average_error", c.average_error);
+  w.member("other_load", c.other_load).key("variants").begin_array();
   for (const VariantResult& v : c.variants) {
     w.begin_object().member("name", v.name).member("operator", v.op->name).member("options", v.options);
     w.member("implementation", v.impl).member("error", v.error).member("cosine", v.cosine);
@@ -152,6 +153,10 @@ int compare_main(const Arguments& args) {
   print_table(result);
   std::printf("\n");
   for (const std::string& sentence : compare::summary(result)) print_wrapped("- " + sentence);
+  if (result.other_load > 0.05) {
+    print_wrapped("- Other processes used " + report::percent_text(result.other_load) +
+                  " of the machine meanwhile: quiet, it is faster.");
+  }
   for (const std::string& line : result.left_out) std::printf("left out: %s\n", line.c_str());
   if (!html.empty()) std::printf("\nwrote %s\n", html.c_str());
   return kDone;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 
+#include "bench/machine.h"
 #include "bench/work.h"
 #include "core/call.h"
 #include "core/executor.h"
@@ -262,6 +263,7 @@ std::string growth_text(double exponent) {
 }
 
 Status compare(Input input, const Settings& settings, Comparison* result) {
+  const bench::OtherLoad others;
   // Every mechanism's own default is K^-0.5: another scale goes into the queries.
   const double factor = input.scale * std::sqrt(static_cast<double>(input.K));
   for (Layer& layer : input.layers) {
@@ -367,6 +369,7 @@ Status compare(Input input, const Settings& settings, Comparison* result) {
       if (first) result->variants[i].time = spread;
     }
   }
+  result->other_load = others.share();
   return {};
 }
 

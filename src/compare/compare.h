@@ -76,6 +76,7 @@ struct Comparison {
   double average_error = 0;             // of the plain average of the visible values: attention that does not look
   std::vector<std::string> left_out;    // "NAME: why"
   std::vector<int64_t> lengths;
+  double other_load = 0;  // the part of the machine that other processes used meanwhile
 };
 
 Status compare(Input input, const Settings& settings, Comparison* result);

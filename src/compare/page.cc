@@ -176,7 +176,10 @@ std::string notes(const Comparison& c) {
   html += item("Time", "median of repeated calls in rounds over all variants, one layer a call, " +
                            std::to_string(c.settings.threads) + (c.settings.threads == 1 ? " thread" : " threads") +
                            "; longer inputs repeat the tokens of the first layer. A call of more than " +
-                           report::time_text(c.settings.longest_seconds) + " is not measured.");
+                           report::time_text(c.settings.longest_seconds) + " is not measured." +
+                           (c.other_load > 0.05 ? " Other processes used " + report::percent_text(c.other_load) +
+                                                      " of the machine meanwhile: quiet, it is faster."
+                                                : ""));
   html += item("Memory",
                "workspace: what a call needs beyond inputs and outputs. Decode state: what continues one sequence "
                "token by token, per layer, after as many tokens as the input has.");
