@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/op.h"
+#include "softmax_mask.h"
 
 namespace linnet {
 namespace {
@@ -49,25 +50,15 @@ Status check_paged(const SoftmaxPagedArgs& args, const Dims& dims) {
   return {};
 }
 
-// Visible (query, key) pairs of one sequence; the window's edges are counted row by row.
+// Visible (query, key) pairs of one sequence.
 double visible_pairs(const SoftmaxArgs& args, int64_t tq, int64_t n) {
-  const bool right_limit = args.causal || args.window.right >= 0;
-  const int64_t right = args.causal ? 0 : args.window.right;
-  if (!right_limit && args.window.left < 0 && args.chunk == 0) return static_cast<double>(tq) * static_cast<double>(n);
+  const Mask mask = make_mask(args.causal, args.window, args.prefix, args.chunk);
+  if (!mask.limits()) return static_cast<double>(tq) * static_cast<double>(n);
   double pairs = 0;
   for (int64_t i = 0; i < tq; ++i) {
-    const int64_t t = i + n - tq;
-    int64_t low = 0, high = n;
-    if (right_limit && t + right + 1 < high) high = t + right + 1;
-    if (args.window.left >= 0 && t - args.window.left > low) low = t - args.window.left;
-    if (args.chunk > 0 && t >= 0) {
-      const int64_t block = t / args.chunk * args.chunk;
-      if (block > low) low = block;
-      if (block + args.chunk < high) high = block + args.chunk;
-    }
-    if (high > low) pairs += static_cast<double>(high - low);
-    const int64_t prefix = args.prefix < low ? args.prefix : low;
-    if (args.window.left >= 0 && args.chunk == 0 && high > 0) pairs += static_cast<double>(prefix < high ? prefix : high);
+    const auto [first, rest] = mask.keys(i + n - tq, n);
+    if (first.end > first.begin) pairs += static_cast<double>(first.end - first.begin);
+    if (rest.end > rest.begin) pairs += static_cast<double>(rest.end - rest.begin);
   }
   return pairs;
 }
@@ -166,6 +157,7 @@ const Op& softmax_op() {
           .option("chunk", &A::chunk, 0, kAnyCount, "a query sees only its own block of this many positions; 0: off")
           .multiple("H", "Hkv")
           .check<check_softmax>()
+          .largest_logit<ref::softmax_largest_logit>()
           .cost<cost_softmax>()
           .bench("B=1 Tq=4096 Tk=Tq H=8 Hkv=H K=64|128 V=K causal=1|0 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 Tq=4096 Tk=Tq H=8 Hkv=2 K=64 V=K causal=1 dtype=f16 pass=fwd|fwd+bwd")
@@ -207,6 +199,7 @@ const Op& softmax_decode_op() {
           .option("softcap", &A::softcap, 0, kAnyReal, "logits become softcap tanh(logit / softcap); 0: off")
           .multiple("H", "Hkv")
           .check<check_decode>()
+          .largest_logit<ref::softmax_decode_largest_logit>()
           .cost<cost_decode>()
           .bench("B=1|16 T=1 H=32 Hkv=8 K=128 V=K capacity=4096 lengths=4000 dtype=f32|bf16 pass=fwd")
           .bench("B=1 T=1 H=32 Hkv=8 K=128 V=K capacity=65536 lengths=65000 dtype=bf16 pass=fwd")
@@ -239,6 +232,7 @@ const Op& softmax_paged_op() {
           .option("softcap", &A::softcap, 0, kAnyReal, "logits become softcap tanh(logit / softcap); 0: off")
           .multiple("H", "Hkv")
           .check<check_paged>()
+          .largest_logit<ref::softmax_paged_largest_logit>()
           .cost<cost_paged>()
           .bench("B=1|16 Tq=1 H=32 Hkv=8 K=128 V=K P=256*B page=16 pages=256 lengths=4000 causal=1 dtype=f32|bf16 pass=fwd")
           .impl<ref::softmax_paged_forward, nullptr, ref::softmax_paged_workspace>("ref", always_available)

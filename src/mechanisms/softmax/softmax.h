@@ -106,4 +106,11 @@ LINNET_KERNELS(softmax_decode, SoftmaxDecodeArgs, SoftmaxOut, SoftmaxNoGrads)
 LINNET_KERNELS(softmax_paged, SoftmaxPagedArgs, SoftmaxOut, SoftmaxNoGrads)
 LINNET_KERNELS(softmax_merge, SoftmaxMergeArgs, SoftmaxOut, SoftmaxMergeGrads)
 
+// The largest finite |logit| of a prepared call, which its tolerances grow with (tolerance.h).
+namespace ref {
+double softmax_largest_logit(const SoftmaxArgs& args);
+double softmax_decode_largest_logit(const SoftmaxDecodeArgs& args);
+double softmax_paged_largest_logit(const SoftmaxPagedArgs& args);
+}  // namespace ref
+
 }  // namespace linnet

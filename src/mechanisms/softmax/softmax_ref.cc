@@ -3,6 +3,7 @@
 // A masked pair is skipped, so what a masked key or value holds never matters; bias = -inf is a mask. Results are rounded once,
 // when they are stored. Workspace: the keys and values of one head in double, a few rows, and the sums of dbias and dsinks.
 #include <cmath>
+#include <vector>
 
 #include "core/half.h"
 #include "core/op.h"
@@ -129,7 +130,82 @@ void attend_rows(const Rules& rule, const Sequence& seq, int64_t h, const View& 
   }
 }
 
+// The largest |logit| of a visible pair, the sink's included; infinities and NaN are left out.
+double largest(const Rules& rule, const Sequence& seq, int64_t h, const View& q, const View& bias, const View& sinks,
+               const std::vector<double>& keys) {
+  const int64_t K = q.size[3];
+  std::vector<double> row(static_cast<size_t>(K));
+  double most = 0;
+  const auto meet = [&](double x) {
+    if (std::isfinite(x)) most = std::fmax(most, std::fabs(x));
+  };
+  if (seq.tq > 0) meet(sink_of(sinks, h));
+  for (int64_t i = 0; i < seq.tq; ++i) {
+    load_row(q, seq.b, seq.q0 + i, h, K, row.data());
+    for (int64_t j = 0; j < seq.n; ++j) {
+      if (!rule.visible(i + seq.n - seq.tq, j, seq.n)) continue;
+      const double b = bias.given() ? bias_of(bias, seq.b, h, seq.q0 + i, seq.k0 + j) : 0;
+      meet(rule.capped(dot(row.data(), keys.data() + j * K, K)) + b);
+    }
+  }
+  return most;
+}
+
 }  // namespace
+
+double softmax_largest_logit(const SoftmaxArgs& args) {
+  const int64_t H = args.q.size[2], Hkv = args.k.size[2], K = args.q.size[3];
+  double most = 0;
+  for (int64_t s = 0; s < sequences(args); ++s) {
+    const Sequence seq = sequence(args, s);
+    std::vector<double> keys(static_cast<size_t>(seq.n * K));
+    for (int64_t h = 0; h < H; ++h) {
+      for (int64_t j = 0; j < seq.n; ++j) load_row(args.k, seq.b, seq.k0 + j, h / (H / Hkv), K, keys.data() + j * K);
+      most = std::fmax(most, largest(rules(args), seq, h, args.q, args.bias, args.sinks, keys));
+    }
+  }
+  return most;
+}
+
+double softmax_decode_largest_logit(const SoftmaxDecodeArgs& args) {
+  const int64_t T = args.q.size[1], H = args.q.size[2], Hkv = args.k.size[2], K = args.q.size[3];
+  const double scale = args.scale.value_or(1 / std::sqrt(static_cast<double>(K)));
+  const Rules rule{scale, args.softcap, true, args.window, args.prefix, 0};
+  double most = 0;
+  for (int64_t b = 0; b < args.q.size[0]; ++b) {
+    const int64_t length = index_value(args.lengths, b),
+                  start = args.cache_start.given() ? index_value(args.cache_start, b) : 0;
+    const Sequence seq{b, 0, T, start, length + T - start};
+    std::vector<double> keys(static_cast<size_t>(seq.n * K));
+    for (int64_t h = 0; h < H; ++h) {
+      for (int64_t j = 0; j < seq.n; ++j) {
+        const bool cached = start + j < length;
+        load_row(cached ? args.k_cache : args.k, b, cached ? start + j : start + j - length, h / (H / Hkv), K,
+                 keys.data() + j * K);
+      }
+      most = std::fmax(most, largest(rule, seq, h, args.q, View(), args.sinks, keys));
+    }
+  }
+  return most;
+}
+
+double softmax_paged_largest_logit(const SoftmaxPagedArgs& args) {
+  const int64_t page = args.k_pages.size[1], H = args.q.size[2], Hkv = args.k_pages.size[2], K = args.q.size[3];
+  const double scale = args.scale.value_or(1 / std::sqrt(static_cast<double>(K)));
+  const Rules rule{scale, args.softcap, args.causal, args.window, args.prefix, 0};
+  double most = 0;
+  for (int64_t b = 0; b < args.q.size[0]; ++b) {
+    const Sequence seq{b, 0, args.q.size[1], 0, index_value(args.lengths, b)};
+    std::vector<double> keys(static_cast<size_t>(seq.n * K));
+    for (int64_t h = 0; h < H; ++h) {
+      for (int64_t j = 0; j < seq.n; ++j) {
+        load_row(args.k_pages, index_value(args.page_table, b, j / page), j % page, h / (H / Hkv), K, keys.data() + j * K);
+      }
+      most = std::fmax(most, largest(rule, seq, h, args.q, View(), args.sinks, keys));
+    }
+  }
+  return most;
+}
 
 int64_t softmax_workspace(const SoftmaxArgs& args, Pass pass, int) {
   Arena arena;
