@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace linnet::check {
 namespace {
 
-// The largest finite magnitude among inputs and incoming gradients, at least 1.
+// The largest finite magnitude among inputs, incoming gradients and real options (a softmax scale of 1000 multiplies the
+// rounding errors of its gradients as inputs of 1000 would), at least 1.
 double scale_of(const Problem& problem) {
   double scale = 1;
   for (const auto* list : {&problem.inputs, &problem.incoming}) {
@@ -18,6 +20,12 @@ double scale_of(const Problem& problem) {
         if (std::isfinite(x)) scale = std::max(scale, std::abs(x));
       }
     }
+  }
+  for (const auto& [name, text] : problem.options) {
+    const OptionDecl* option = problem.op->find_option(name);
+    if (option == nullptr || (option->kind != OptionKind::real && option->kind != OptionKind::maybe_real)) continue;
+    const double x = std::strtod(text.c_str(), nullptr);
+    if (std::isfinite(x)) scale = std::max(scale, std::abs(x));
   }
   return scale;
 }
