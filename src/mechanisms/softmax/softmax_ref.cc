@@ -130,7 +130,8 @@ void attend_rows(const Rules& rule, const Sequence& seq, int64_t h, const View& 
   }
 }
 
-// The largest |logit| of a visible pair, the sink's included; infinities and NaN are left out.
+// The largest |logit| of a visible pair, before and after the soft cap and the bias, the sink's included; infinities and NaN
+// are left out.
 double largest(const Rules& rule, const Sequence& seq, int64_t h, const View& q, const View& bias, const View& sinks,
                const std::vector<double>& keys) {
   const int64_t K = q.size[3];
@@ -144,8 +145,9 @@ double largest(const Rules& rule, const Sequence& seq, int64_t h, const View& q,
     load_row(q, seq.b, seq.q0 + i, h, K, row.data());
     for (int64_t j = 0; j < seq.n; ++j) {
       if (!rule.visible(i + seq.n - seq.tq, j, seq.n)) continue;
-      const double b = bias.given() ? bias_of(bias, seq.b, h, seq.q0 + i, seq.k0 + j) : 0;
-      meet(rule.capped(dot(row.data(), keys.data() + j * K, K)) + b);
+      const double product = dot(row.data(), keys.data() + j * K, K);
+      meet(rule.scale * product);
+      meet(rule.capped(product) + (bias.given() ? bias_of(bias, seq.b, h, seq.q0 + i, seq.k0 + j) : 0));
     }
   }
   return most;
