@@ -365,41 +365,51 @@ struct BackwardMemory {
     const typename A::Scratch scratch(one, p);
     const int64_t rows = split ? kLanes * kMaxBlock : p.group() * longest_queries;
     one.take<T>(rows * scratch.ldk);
-    worker_bytes = one.used();
+    worker_bytes = larger(one.used(), (2 * p.value_width() * kLanes * static_cast<int64_t>(sizeof(T)) + 127) / 128 * 128);
     worker = arena.take<char>(worker_bytes * workers);
   }
 };
 
 // delta_i = dout_i . out_i - dlse_i; lse in base 2, 0 for rows that see nothing; each sequence's part of dsinks.
+// The sum runs over the channels in the order of the product dP = dO VT: where one key has all the weight, out = v and
+// dP - delta is exactly 0.
 template <class A>
 void row_data(const Problem& p, const Gradients& g, const BackwardMemory<A>& memory, const Launch& launch, double flops) {
   using T = typename A::T;
   using X = Vec<T>;
   const int64_t H = p.q.size[2];
   const int V = static_cast<int>(p.value_width());
-  run_tasks(launch, p.sequences() * H, flops, [&](int64_t task, int) {
-    const int64_t s = task / H, h = task % H;
-    const Sequence seq = p.sequence(s);
+  run_tasks(launch, p.sequences() * H, flops, [&](int64_t task, int worker) {
+    const int64_t h = task % H;
+    const Sequence seq = p.sequence(task / H);
     const T z = p.sinks.given() ? element_at<T>(p.sinks, h * p.sinks.stride[0]) : -kInfinity<T>;
     double sink_sum = 0;
-    for (int64_t i = 0; i < seq.tq; ++i) {
-      const auto at = [&](const View& x) { return seq.b * x.stride[0] + (seq.q0 + i) * x.stride[1] + h * x.stride[2]; };
-      T delta = 0;
+    for (int64_t i0 = 0; i0 < seq.tq; i0 += kLanes) {
+      const QueryRows rows{h, i0, static_cast<int>(smaller(kLanes, seq.tq - i0))};
+      T delta[kLanes] = {};
       if (g.dout.given()) {
-        typename X::V acc = X::zero();
-        with_type<T>(g.dout, at(g.dout), [&]<class S>(S* d) {
-          const S* const o = static_cast<const S*>(g.out.data) + at(g.out);
-          for (int c = 0; c < V; c += X::W) acc = fma(X::load(d + c, V - c), X::load(o + c, V - c), acc);
-        });
-        delta = sum(acc);
+        T* const dt = reinterpret_cast<T*>(memory.worker + worker * memory.worker_bytes);
+        T* const ot = dt + V * kLanes;
+        with_type<T>(g.dout, rows.offset(g.dout, seq),
+                     [&](auto* x) { load_tile_transposed<T>(x, g.dout.stride[1], rows.rows, V, dt, kLanes); });
+        with_type<T>(g.out, rows.offset(g.out, seq),
+                     [&](auto* x) { load_tile_transposed<T>(x, g.out.stride[1], rows.rows, V, ot, kLanes); });
+        for (int v = 0; v < rows.rows; v += X::W) {
+          typename X::V acc = X::zero();
+          for (int c = 0; c < V; ++c) acc = fma(X::load(dt + c * kLanes + v), X::load(ot + c * kLanes + v), acc);
+          X::store(delta + v, acc);
+        }
       }
-      if (g.dlse.given()) delta -= static_cast<const T*>(g.dlse.data)[at(g.dlse)];
-      const T lse = static_cast<const T*>(g.lse.data)[at(g.lse)];
-      const int64_t row = memory.data.at(seq.b, h, seq.q0 + i);
-      memory.data.delta[row] = delta;
-      memory.data.lse2[row] = lse == -kInfinity<T> ? T(0) : lse * kLog2e<T>;
-      if (z != -kInfinity<T>) {
-        sink_sum -= static_cast<double>(exp2_nonpositive(X::broadcast((z - lse) * kLog2e<T>))[0]) * static_cast<double>(delta);
+      for (int r = 0; r < rows.rows; ++r) {
+        const QueryRows one{h, i0 + r, 1};
+        if (g.dlse.given()) delta[r] -= static_cast<const T*>(g.dlse.data)[one.offset(g.dlse, seq)];
+        const T lse = static_cast<const T*>(g.lse.data)[one.offset(g.lse, seq)];
+        const int64_t row = memory.data.at(seq.b, h, seq.q0 + i0 + r);
+        memory.data.delta[row] = delta[r];
+        memory.data.lse2[row] = lse == -kInfinity<T> ? T(0) : lse * kLog2e<T>;
+        if (z == -kInfinity<T>) continue;
+        const T weight = exp2_nonpositive(X::broadcast((z - lse) * kLog2e<T>))[0];
+        sink_sum -= static_cast<double>(weight) * static_cast<double>(delta[r]);
       }
     }
     if (p.sinks.given()) memory.sink_parts[task] = sink_sum;
