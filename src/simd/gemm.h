@@ -161,8 +161,11 @@ struct DepthToLane : Full {  // column j needs terms k < j + offset: V^T ST, que
 
 // ---- the kernel -----------------------------------------------------------------------------------------------------------
 
-template <class T, class Epilogue, class Bounds>
+template <class T, class EpilogueType, class BoundsType>
 struct Product {
+  using Element = T;
+  using Epilogue = EpilogueType;
+  using Bounds = BoundsType;
   int m, n, k;
   Left<T> a;
   const T* b;
@@ -173,30 +176,67 @@ struct Product {
   const Bounds& bounds;
 };
 
+// The end of a register tile: epilogue and stores.
+template <bool kMasked, class P, class V, int R, int N>
+LINNET_INLINE void finish_tile(const P& p, V (&acc)[R][N], int i, int j) {
+  using T = typename P::Element;
+  using X = Vec<T>;
+  T* c = p.c + i * p.ldc + j;
+  if constexpr (requires { p.epilogue.tile(acc, c, p.ldc, i, j); }) {
+    static_assert(!kMasked, "an epilogue over tiles needs padded scratch");
+    p.epilogue.tile(acc, c, p.ldc, i, j);
+  } else {
+    const int lanes = p.n - j;
+    const typename X::M mask = X::prefix(lanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r, c += p.ldc) {
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v) {
+        V old = X::zero();
+        if constexpr (P::Epilogue::kReadsC) {
+          old = kMasked ? X::load_mask(c, mask, lanes) : X::load(c + v * X::W);
+        }
+        const V out = p.epilogue(acc[r][v], old, i + r, j + v * X::W);
+        if constexpr (kMasked) {
+          X::store_mask(c, out, mask, lanes);
+        } else {
+          X::store(c + v * X::W, out);
+        }
+      }
+    }
+  }
+}
+
+// The terms k that the block of R rows and N vectors needs.
+template <int R, int N, class P>
+LINNET_INLINE Range depth_of_tile(const P& p, int i, int j) {
+  Range range{0, p.k};
+  if constexpr (P::Bounds::kLimitsDepth) {
+    constexpr int width = N * Vec<typename P::Element>::W;
+    const Range limit = p.bounds.depth(i, i + R, j, j + width < p.n ? j + width : p.n);
+    if (limit.begin > range.begin) range.begin = limit.begin;
+    if (limit.end < range.end) range.end = limit.end;
+  }
+  return range;
+}
+
 // C[i .. i + R, j .. j + N vectors). Masked: one vector (N == 1) of which the first n - j lanes exist.
 template <int R, int N, bool kMasked, class T, class Epilogue, class Bounds>
 [[gnu::noinline]] void gemm_tile(const Product<T, Epilogue, Bounds>& p, int i, int j) {
   using X = Vec<T>;
   using V = typename X::V;
-  constexpr int W = X::W;
   static_assert(!kMasked || N == 1);
   const int lanes = p.n - j;
   const typename X::M mask = X::prefix(lanes);
-  int k0 = 0, k1 = p.k;
-  if constexpr (Bounds::kLimitsDepth) {
-    const int j1 = j + N * W < p.n ? j + N * W : p.n;
-    const Range range = p.bounds.depth(i, i + R, j, j1);
-    if (range.begin > k0) k0 = range.begin;
-    if (range.end < k1) k1 = range.end;
-  }
+  const Range range = depth_of_tile<R, N>(p, i, j);
   const int64_t row = p.a.row, depth = p.a.depth, ldb = p.ldb;
-  const T* a = p.a.p + i * row + k0 * depth;
-  const T* b = p.b + j + k0 * ldb;
+  const T* a = p.a.p + i * row + range.begin * depth;
+  const T* b = p.b + j + range.begin * ldb;
   V acc[R][N] = {};
-  for (int k = k0; k < k1; ++k, a += depth, b += ldb) {
+  for (int k = range.begin; k < range.end; ++k, a += depth, b += ldb) {
     V bv[N];
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) bv[v] = kMasked ? X::load_mask(b, mask, lanes) : X::load(b + v * W);
+    for (int v = 0; v < N; ++v) bv[v] = kMasked ? X::load_mask(b, mask, lanes) : X::load(b + v * X::W);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const V av = X::broadcast(a[r * row]);
@@ -204,38 +244,19 @@ template <int R, int N, bool kMasked, class T, class Epilogue, class Bounds>
       for (int v = 0; v < N; ++v) acc[r][v] = fma(av, bv[v], acc[r][v]);
     }
   }
-  T* c = p.c + i * p.ldc + j;
-  if constexpr (requires { p.epilogue.tile(acc, c, p.ldc, i, j); }) {
-    static_assert(!kMasked, "an epilogue over tiles needs padded scratch");
-    p.epilogue.tile(acc, c, p.ldc, i, j);
-  } else {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r, c += p.ldc) {
-#pragma GCC unroll 8
-      for (int v = 0; v < N; ++v) {
-        V old = X::zero();
-        if constexpr (Epilogue::kReadsC) old = kMasked ? X::load_mask(c, mask, lanes) : X::load(c + v * W);
-        const V out = p.epilogue(acc[r][v], old, i + r, j + v * W);
-        if constexpr (kMasked) {
-          X::store_mask(c, out, mask, lanes);
-        } else {
-          X::store(c + v * W, out);
-        }
-      }
-    }
-  }
+  finish_tile<kMasked>(p, acc, i, j);
 }
 
 // R rows of a panel of N vectors. Under column bounds only the half of a wide panel that the rows need.
-template <int R, int N, bool kMasked, class T, class Epilogue, class Bounds>
-LINNET_INLINE void gemm_rows(const Product<T, Epilogue, Bounds>& p, int i, int j) {
-  if constexpr (Bounds::kLimitsColumns) {
-    constexpr int W = Vec<T>::W;
+template <int R, int N, bool kMasked, class P>
+LINNET_INLINE void gemm_rows(const P& p, int i, int j) {
+  if constexpr (P::Bounds::kLimitsColumns) {
+    constexpr int half = N / 2 * Vec<typename P::Element>::W, width = N * Vec<typename P::Element>::W;
     const Range range = p.bounds.columns(i, i + R);
-    if (range.end <= j || range.begin >= j + N * W) return;
+    if (range.end <= j || range.begin >= j + width) return;
     if constexpr (N >= 4) {  // not below 2 vectors: narrow tiles are slow
-      if (range.end <= j + N / 2 * W) return gemm_rows<R, N / 2, kMasked>(p, i, j);
-      if (range.begin >= j + N / 2 * W) return gemm_rows<R, N / 2, kMasked>(p, i, j + N / 2 * W);
+      if (range.end <= j + half) return gemm_rows<R, N / 2, kMasked>(p, i, j);
+      if (range.begin >= j + half) return gemm_rows<R, N / 2, kMasked>(p, i, j + half);
     }
   }
   gemm_tile<R, N, kMasked>(p, i, j);
@@ -243,9 +264,9 @@ LINNET_INLINE void gemm_rows(const Product<T, Epilogue, Bounds>& p, int i, int j
 
 // Rows [begin, end) in tiles of R rows, in panels of N vectors and narrower ones for the rest. Panels outside, rows inside: the
 // panel [k, N vectors] of B stays in L1.
-template <int R, int N, Memory kMemory, class T, class Epilogue, class Bounds>
-LINNET_INLINE void gemm_band(const Product<T, Epilogue, Bounds>& p, int begin, int end) {
-  constexpr int W = Vec<T>::W;
+template <int R, int N, Memory kMemory, class P>
+LINNET_INLINE void gemm_band(const P& p, int begin, int end) {
+  constexpr int W = Vec<typename P::Element>::W;
   const int whole = kMemory == kExact ? p.n / W * W : (p.n + W - 1) / W * W;
   int j = 0;
   for (; j + N * W <= whole; j += N * W)
@@ -272,23 +293,27 @@ LINNET_INLINE void gemm_band(const Product<T, Epilogue, Bounds>& p, int begin, i
   }
 }
 
+template <Memory kMemory, class P>
+LINNET_INLINE void gemm_bands(const P& p) {
+  const int full = p.m / kTileRows * kTileRows;
+  if (full > 0) gemm_band<kTileRows, kTileVectors, kMemory>(p, 0, full);
+  // Each remainder has a tile of its own. Few rows take more columns: 4 cycles of latency x 2 ports want 8 accumulators.
+  switch (p.m - full) {
+    case 5: return gemm_band<5, kTileVectors, kMemory>(p, full, p.m);
+    case 4: return gemm_band<4, kTileVectors, kMemory>(p, full, p.m);
+    case 3: return gemm_band<3, 2 * kTileVectors, kMemory>(p, full, p.m);
+    case 2: return gemm_band<2, 2 * kTileVectors, kMemory>(p, full, p.m);
+    case 1: return gemm_band<1, 8, kMemory>(p, full, p.m);
+    default: return;
+  }
+}
+
 // C[m, n] = epilogue(C, A B); a: as_is(pointer, stride) or transposed(pointer, stride); b: [k, n], rows ldb apart. C must
 // overlap neither. m, n, k may be 0; with k == 0 the accumulators are 0.
 template <class T, Memory kMemory = kPadded, class Epilogue, class Bounds = Full>
 void gemm(int m, int n, int k, Left<T> a, const T* b, int64_t ldb, T* c, int64_t ldc, const Epilogue& epilogue,
           const Bounds& bounds = Bounds{}) {
-  const Product<T, Epilogue, Bounds> p{m, n, k, a, b, ldb, c, ldc, epilogue, bounds};
-  const int full = m / kTileRows * kTileRows;
-  if (full > 0) gemm_band<kTileRows, kTileVectors, kMemory>(p, 0, full);
-  // Each remainder has a tile of its own. Few rows take more columns: 4 cycles of latency x 2 ports want 8 accumulators.
-  switch (m - full) {
-    case 5: return gemm_band<5, kTileVectors, kMemory>(p, full, m);
-    case 4: return gemm_band<4, kTileVectors, kMemory>(p, full, m);
-    case 3: return gemm_band<3, 2 * kTileVectors, kMemory>(p, full, m);
-    case 2: return gemm_band<2, 2 * kTileVectors, kMemory>(p, full, m);
-    case 1: return gemm_band<1, 8, kMemory>(p, full, m);
-    default: return;
-  }
+  gemm_bands<kMemory>(Product<T, Epilogue, Bounds>{m, n, k, a, b, ldb, c, ldc, epilogue, bounds});
 }
 
 }  // namespace linnet::LINNET_ISA

@@ -19,6 +19,7 @@ namespace linnet {
 struct Ceilings {
   double (*multiply_add_f32)(int64_t iterations);  // register-only fused multiply-adds; returns floating-point operations
   double (*multiply_add_f64)(int64_t iterations);
+  double (*multiply_add_bf16)(int64_t iterations);  // bf16 pairs, float sums; call only where simd_has_bf16_products()
   double (*update_f32)(float* x, int64_t count, int64_t rounds);  // x = a x + b, `rounds` times; returns bytes read + written
 };
 const Ceilings& simd_ceilings(Isa isa);
@@ -74,5 +75,20 @@ struct SimdTable {
   TileFunctions<double, double> tile_f64;
 };
 const SimdTable& simd_table(Isa isa);
+
+// Products of bf16 pairs (gemm_bf16.h): whether this machine runs them (AVX512_BF16) and this build has them.
+bool simd_has_bf16_products();
+
+// Pairs are 32-bit words here.
+struct PairFunctions {
+  // a: pairs [m, ceil(k / 2)], or the transposed [ceil(k / 2), m]; epilogues store and add, bounds full and depth_to(1).
+  void (*gemm)(int m, int n, int k, const uint32_t* a, int64_t lda, bool transposed, const uint32_t* b, int64_t ldb, float* c,
+               int64_t ldc, GemmEpilogue epilogue, GemmBounds bounds);
+  void (*pack_f32)(const float* src, int64_t stride, int rows, int cols, uint32_t* dst, int64_t ld);
+  void (*pack_bf16)(const Bf16* src, int64_t stride, int rows, int cols, uint32_t* dst, int64_t ld);
+  void (*pack_transposed)(const Bf16* src, int64_t stride, int rows, int cols, uint32_t* dst, int64_t ld);
+  void (*round)(const float* src, int64_t stride, int rows, int cols, uint32_t* dst, int64_t ld);
+};
+const PairFunctions* simd_pairs();  // null where simd_has_bf16_products() is false
 
 }  // namespace linnet

@@ -25,4 +25,12 @@ const Ceilings& simd_ceilings(Isa isa) {
   }
 }
 
+bool simd_has_bf16_products() {
+#if defined(__x86_64__)
+  return *isa_missing(Isa::avx512) == '\0' && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 }  // namespace linnet

@@ -22,6 +22,24 @@ static double multiply_add(int64_t iterations) {
   return 2.0 * kChains * X::W * static_cast<double>(iterations);
 }
 
+#if defined(LINNET_ISA_avx512)
+__attribute__((target("avx512bf16"))) static double multiply_add_bf16(int64_t iterations) {
+  constexpr int kChains = 24;
+  vf chain[kChains];
+  for (int i = 0; i < kChains; ++i) chain[i] = Vec<float>::broadcast(static_cast<float>(i));
+  const __m512bh one = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80)),
+                 small = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3a80));
+  for (int64_t n = 0; n < iterations; ++n) {
+#pragma GCC unroll 32
+    for (int i = 0; i < kChains; ++i) chain[i] = _mm512_dpbf16_ps(chain[i], one, small);
+  }
+  for (int i = 0; i < kChains; ++i) asm volatile("" : : "x"(chain[i]));
+  return 4.0 * kChains * Vec<float>::W * static_cast<double>(iterations);
+}
+#else
+static constexpr double (*multiply_add_bf16)(int64_t) = nullptr;
+#endif
+
 static double update_f32(float* x, int64_t count, int64_t rounds) {
   using X = Vec<float>;
   const vf factor = X::broadcast(0.999f), term = X::broadcast(0.001f);
@@ -40,6 +58,6 @@ static double update_f32(float* x, int64_t count, int64_t rounds) {
 }
 
 extern const Ceilings kCeilings;
-const Ceilings kCeilings = {multiply_add<float>, multiply_add<double>, update_f32};
+const Ceilings kCeilings = {multiply_add<float>, multiply_add<double>, multiply_add_bf16, update_f32};
 
 }  // namespace linnet::LINNET_ISA

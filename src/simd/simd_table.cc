@@ -13,6 +13,9 @@ extern const SimdTable kTable;
 namespace avx512 {
 extern const SimdTable kTable;
 }
+namespace avx512_bf16 {
+extern const PairFunctions kPairs;  // in pairs_kernels_cpu.cc
+}
 #endif
 
 const SimdTable& simd_table(Isa isa) {
@@ -23,6 +26,13 @@ const SimdTable& simd_table(Isa isa) {
 #endif
     default: return portable::kTable;
   }
+}
+
+const PairFunctions* simd_pairs() {
+#if defined(__x86_64__)
+  if (simd_has_bf16_products()) return &avx512_bf16::kPairs;
+#endif
+  return nullptr;
 }
 
 }  // namespace linnet

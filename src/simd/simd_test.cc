@@ -601,6 +601,88 @@ TEST(Gemm, every_path_follows_the_accumulator_rule) {
   }
 }
 
+// ---- bf16 products ---------------------------------------------------------------------------------------------------------
+
+Bf16 low_of(uint32_t pair) { return {static_cast<uint16_t>(pair)}; }
+Bf16 high_of(uint32_t pair) { return {static_cast<uint16_t>(pair >> 16)}; }
+
+TEST(Pairs, products_and_packing) {
+  if (simd_pairs() == nullptr) GTEST_SKIP() << "this machine has no AVX512_BF16";
+  const PairFunctions& f = *simd_pairs();
+  constexpr int kLanes = 16;
+  for (const Shape& s : kShapes) {
+    const std::string at = std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k);
+    const int64_t pairs = (s.k + 1) / 2, even = 2 * pairs;
+    const int64_t ldb = (s.n + kLanes - 1) / kLanes * kLanes, ldc = ldb, ldt = (s.m + kLanes - 1) / kLanes * kLanes;
+    Random random{static_cast<uint64_t>(s.m * 10007 + s.n * 101 + s.k)};
+    std::vector<float> a(s.m * s.k), at_rows(s.k * ldt), b(s.k * ldb);
+    for (int i = 0; i < s.m; ++i)
+      for (int k = 0; k < s.k; ++k) at_rows[k * ldt + i] = a[i * s.k + k] = static_cast<float>(random.uniform(-1, 1));
+    for (float& x : b) x = static_cast<float>(random.uniform(-1, 1));
+
+    // Packing: round, pair, transpose.
+    std::vector<Bf16> b_rows(s.k * s.n), b_columns(s.n * s.k);
+    for (int k = 0; k < s.k; ++k)
+      for (int j = 0; j < s.n; ++j) b_columns[j * s.k + k] = b_rows[k * s.n + j] = round_to<Bf16>(b[k * ldb + j]);
+    std::vector<uint32_t> from_floats(pairs * ldb), from_rows(pairs * ldb), from_columns(pairs * ldb), left(pairs * ldt),
+        rows(s.m * pairs, ~0u);
+    f.round(a.data(), s.k, s.m, s.k, rows.data(), pairs);
+    const auto row_value = [&](int i, int k) {
+      return k % 2 == 0 ? low_of(rows[i * pairs + k / 2]) : high_of(rows[i * pairs + k / 2]);
+    };
+    f.pack_f32(b.data(), ldb, s.k, s.n, from_floats.data(), ldb);
+    f.pack_bf16(b_rows.data(), s.n, s.k, s.n, from_rows.data(), ldb);
+    f.pack_transposed(b_columns.data(), s.k, s.n, s.k, from_columns.data(), ldb);
+    f.pack_f32(at_rows.data(), ldt, s.k, s.m, left.data(), ldt);
+    for (int i = 0; i < s.m; ++i) {
+      for (int k = 0; k < even; ++k)
+        ASSERT_EQ(row_value(i, k).bits, k < s.k ? round_to<Bf16>(a[i * s.k + k]).bits : 0) << at << " " << i << "," << k;
+    }
+    for (int kk = 0; kk < pairs; ++kk) {
+      for (int j = 0; j < s.n; ++j) {
+        const uint32_t pair = from_floats[kk * ldb + j];
+        ASSERT_EQ(low_of(pair).bits, b_rows[2 * kk * s.n + j].bits) << at;
+        ASSERT_EQ(high_of(pair).bits, 2 * kk + 1 < s.k ? b_rows[(2 * kk + 1) * s.n + j].bits : 0) << at;
+        ASSERT_EQ(from_rows[kk * ldb + j], pair) << at;
+        ASSERT_EQ(from_columns[kk * ldb + j], pair) << at;
+      }
+    }
+
+    // Products: both layouts and every tile give the same bits, near the product of the rounded factors in double.
+    std::vector<float> c(s.m * ldc), transposed(s.m * ldc), single(kLanes), added(s.m * ldc, 2.0f);
+    f.gemm(s.m, s.n, s.k, rows.data(), pairs, false, from_rows.data(), ldb, c.data(), ldc, GemmEpilogue::store,
+           GemmBounds::full);
+    f.gemm(s.m, s.n, s.k, left.data(), ldt, true, from_rows.data(), ldb, transposed.data(), ldc, GemmEpilogue::store,
+           GemmBounds::full);
+    f.gemm(s.m, s.n, s.k, rows.data(), pairs, false, from_rows.data(), ldb, added.data(), ldc, GemmEpilogue::add,
+           GemmBounds::full);
+    for (int i = 0; i < s.m; ++i) {
+      for (int j = 0; j < s.n; ++j) {
+        if (j % kLanes == 0) {
+          f.gemm(1, std::min(kLanes, s.n - j), s.k, rows.data() + i * pairs, pairs, false, from_rows.data() + j, ldb,
+                 single.data(), kLanes, GemmEpilogue::store, GemmBounds::full);
+        }
+        double want = 0;
+        for (int k = 0; k < s.k; ++k) want += to_f64(row_value(i, k)) * to_f64(b_rows[k * s.n + j]);
+        ASSERT_NEAR(c[i * ldc + j], want, (s.k + 1) * 0x1p-23) << at << " " << i << "," << j;
+        ASSERT_EQ(c[i * ldc + j], transposed[i * ldc + j]) << at << " " << i << "," << j;
+        ASSERT_EQ(c[i * ldc + j], single[j % kLanes]) << at << " " << i << "," << j;
+        ASSERT_EQ(added[i * ldc + j], 2.0f + c[i * ldc + j]) << at << " " << i << "," << j;
+      }
+    }
+
+    // A triangular left operand with and without its bound.
+    for (int i = 0; i < s.m; ++i)
+      for (int k = i + 1; k < even; ++k) rows[i * pairs + k / 2] &= k % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
+    f.gemm(s.m, s.n, s.k, rows.data(), pairs, false, from_rows.data(), ldb, c.data(), ldc, GemmEpilogue::store,
+           GemmBounds::full);
+    f.gemm(s.m, s.n, s.k, rows.data(), pairs, false, from_rows.data(), ldb, transposed.data(), ldc, GemmEpilogue::store,
+           GemmBounds::depth_to);
+    for (int i = 0; i < s.m; ++i)
+      for (int j = 0; j < s.n; ++j) ASSERT_EQ(c[i * ldc + j], transposed[i * ldc + j]) << at << " " << i << "," << j;
+  }
+}
+
 // ---- the rest -------------------------------------------------------------------------------------------------------------
 
 #if defined(__SSE2__)
@@ -624,6 +706,9 @@ TEST(Ceilings, count_their_work) {
     EXPECT_GT(c.multiply_add_f32(1000), 0);
     EXPECT_EQ(c.multiply_add_f32(2000), 2 * c.multiply_add_f32(1000));
     EXPECT_EQ(c.multiply_add_f64(1000), c.multiply_add_f32(1000) / 2);
+    if (isa == Isa::avx512 && simd_has_bf16_products()) {
+      EXPECT_EQ(c.multiply_add_bf16(1000), 2 * c.multiply_add_f32(1000));
+    }
     std::vector<float> x(1003, 2.0f);  // no multiple of the lanes
     EXPECT_EQ(c.update_f32(x.data(), 1003, 3), 3.0 * 8 * 1003);
     for (const float v : x) EXPECT_NEAR(v, 0.999 * (0.999 * (0.999 * 2 + 0.001) + 0.001) + 0.001, 1e-6);

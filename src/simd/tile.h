@@ -66,10 +66,24 @@ LINNET_INLINE auto concatenate(Piece<float, 8>::V a, Piece<float, 8>::V b) {
 // 8-byte pieces of 16-bit floats travel as doubles.
 LINNET_INLINE auto concatenate(double a, double b) { return Piece<double, 2>::V{a, b}; }
 
-// Four consecutive 16-byte (8-byte for 16-bit floats) pieces, `step` elements apart, as one vector of V's elements.
+// kPieces pieces of 16 bytes, `step` bytes apart, as they lie.
+template <class T>
+LINNET_INLINE typename Vec<T>::V gather_pieces(const void* p, int64_t step) {
+  typename Piece<T, kLaneBytes / sizeof(T)>::V piece[kPieces];
+#pragma GCC unroll 4
+  for (int l = 0; l < kPieces; ++l) __builtin_memcpy(&piece[l], static_cast<const char*>(p) + l * step, kLaneBytes);
+  if constexpr (kPieces == 4) {
+    return concatenate(concatenate(piece[0], piece[1]), concatenate(piece[2], piece[3]));
+  } else if constexpr (kPieces == 2) {
+    return concatenate(piece[0], piece[1]);
+  } else {
+    return piece[0];
+  }
+}
+
+// kPieces pieces of E elements, `step` elements apart, converted to T.
 template <class T, class S>
 LINNET_INLINE typename Vec<T>::V load_pieces(const S* p, int64_t step) {
-  constexpr int E = kLaneBytes / sizeof(T);
   if constexpr (sizeof(S) == 2) {
     double piece[kPieces];
 #pragma GCC unroll 4
@@ -86,16 +100,7 @@ LINNET_INLINE typename Vec<T>::V load_pieces(const S* p, int64_t step) {
     return to_vf(h, S{});
   } else {
     static_assert(sizeof(S) == sizeof(T));
-    typename Piece<T, E>::V piece[kPieces];
-#pragma GCC unroll 4
-    for (int l = 0; l < kPieces; ++l) __builtin_memcpy(&piece[l], p + l * step, kLaneBytes);
-    if constexpr (kPieces == 4) {
-      return concatenate(concatenate(piece[0], piece[1]), concatenate(piece[2], piece[3]));
-    } else if constexpr (kPieces == 2) {
-      return concatenate(piece[0], piece[1]);
-    } else {
-      return piece[0];
-    }
+    return gather_pieces<T>(p, step * static_cast<int64_t>(sizeof(S)));
   }
 }
 
