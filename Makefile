@@ -42,7 +42,7 @@ bench: test-build ## measure the mechanisms beside PyTorch's own functions, with
 
 wheel: ## build the Python package as dist/*.whl
 	@tools/setup.sh test
-	@$(VENV)/bin/python -m pip wheel . --no-build-isolation --no-deps --disable-pip-version-check --wheel-dir dist
+	@$(if $(shell command -v ccache),CMAKE_CXX_COMPILER_LAUNCHER=ccache) $(VENV)/bin/python -m pip wheel . --no-build-isolation --no-deps --disable-pip-version-check --wheel-dir dist
 
 format: ## format all C++ sources in place
 	@tools/setup.sh lint

@@ -4,7 +4,10 @@
 # PyTorch's stable ABI with target 2.11: one binary serves every torch from 2.11 on, whichever one it was built with. Only headers
 # and the name libtorch_cpu.so are taken from LINNET_PYTHON's torch.
 set(LINNET_TORCH_TARGET 2.11)
-execute_process(COMMAND ${LINNET_PYTHON} -c [[
+if(SKBUILD)  # a build by pip, with its Python
+  set(LINNET_PYTHON ${Python_EXECUTABLE})
+endif()
+set(find_torch [[
 import importlib.util, pathlib, re, sys
 spec = importlib.util.find_spec("torch")  # found, not imported: that takes seconds
 if spec is None or not spec.submodule_search_locations:
@@ -12,15 +15,22 @@ if spec is None or not spec.submodule_search_locations:
 folder = pathlib.Path(spec.submodule_search_locations[0])
 version = re.search(r"__version__\s*=\s*['\"]([0-9.]+[0-9])", (folder / "version.py").read_text()).group(1)
 print(folder.as_posix() + ";" + version, end="")
-]] OUTPUT_VARIABLE found ERROR_VARIABLE problem RESULT_VARIABLE failed)
+]])
+foreach(flag -B -I)  # -I: without the PYTHONPATH by which pip hides the environment from a build
+  execute_process(COMMAND ${LINNET_PYTHON} ${flag} -c "${find_torch}"
+    OUTPUT_VARIABLE found ERROR_VARIABLE problem RESULT_VARIABLE failed)
+  if(NOT failed)
+    break()
+  endif()
+endforeach()
 if(failed)
-  message(FATAL_ERROR "LINNET_TORCH needs torch ${LINNET_TORCH_TARGET} or newer in LINNET_PYTHON (${LINNET_PYTHON}): ${problem}"
-    "Install it there, or build without it: -DLINNET_TORCH=OFF.")
+  message(FATAL_ERROR "The torch operators need torch ${LINNET_TORCH_TARGET} or newer in ${LINNET_PYTHON}, whose headers they are built with: "
+    "${problem}Install torch there first (pip install torch), or build without the operators: -DLINNET_TORCH=OFF.")
 endif()
 list(GET found 0 torch_folder)
 list(GET found 1 torch_version)
 if(torch_version VERSION_LESS LINNET_TORCH_TARGET)
-  message(FATAL_ERROR "LINNET_TORCH needs torch ${LINNET_TORCH_TARGET} or newer, ${LINNET_PYTHON} has ${torch_version}")
+  message(FATAL_ERROR "The torch operators need torch ${LINNET_TORCH_TARGET} or newer, ${LINNET_PYTHON} has ${torch_version}")
 endif()
 message(STATUS "torch ${torch_version} in ${torch_folder}")
 
@@ -39,3 +49,8 @@ file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/python/linnet)
 foreach(source ${LINNET_PYTHON_SOURCES})
   file(CREATE_LINK ${CMAKE_SOURCE_DIR}/${source} ${CMAKE_BINARY_DIR}/${source} SYMBOLIC)
 endforeach()
+
+if(SKBUILD)  # what pip puts into the wheel, beside the package's Python files
+  install(TARGETS linnet_torch LIBRARY DESTINATION linnet COMPONENT wheel)
+  install(TARGETS linnet_command RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT wheel)
+endif()
