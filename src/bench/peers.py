@@ -44,7 +44,7 @@ class Case:
         if not self.backward:
             def forward():
                 with torch.no_grad():
-                    function(*tensors)
+                    return function(*tensors)
             return forward
         leaves = [tensor.requires_grad_() for tensor in tensors]
         with torch.no_grad():
@@ -53,7 +53,9 @@ class Case:
         def both():
             for leaf in leaves:
                 leaf.grad = None
-            function(*leaves).backward(gradient)
+            out = function(*leaves)
+            out.backward(gradient)
+            return out
         return both
 
 

@@ -110,7 +110,7 @@ class Attention {
 
 // Whether the declaration can say what happens at a length, without tensors of that length: nothing below reads their values.
 View pretend(std::initializer_list<int64_t> sizes, Dtype dtype) {
-  static char anything[64];
+  alignas(64) static char anything[64];
   return View::dense(anything, dtype, sizes);
 }
 

@@ -89,6 +89,6 @@ def linear_decode(case):
 
     def batched(q, k, v):
         flat.baddbmm_(phi(k).float().flatten(0, 1).transpose(-1, -2), v.float().flatten(0, 1))
-        return torch.bmm((phi(q).float() * scale).flatten(0, 1), flat).to(q.dtype)
+        return torch.bmm((phi(q).float() * scale).flatten(0, 1), flat).to(q.dtype).unflatten(0, q.shape[:2])
 
     return fastest([("addcmul_, matmul", case.work(elementwise, q, k, v)), ("baddbmm_, bmm", case.work(batched, q, k, v))])
