@@ -18,6 +18,7 @@ double largest_finite(Dtype dtype) {
 }
 
 std::string text(double x) {
+  if (std::isnan(x)) return "nan";  // printf writes the sign of a NaN too
   char buffer[32];
   std::snprintf(buffer, sizeof buffer, "%.6g", x);
   return buffer;

@@ -147,11 +147,11 @@ void draw_tensors(Case* c, Random& random) {
   }
 }
 
-// Halves the largest size until the case costs no more than `flops`; false when it is no longer accepted.
-bool fit(Case* c, double flops) {
+// Halves the largest size until the case costs no more than `limit`; false when it is no longer accepted.
+bool fit(Case* c, const Cost& limit) {
   Cost cost;
   while (accepts(*c, &cost).ok()) {
-    if (cost.flops <= flops) return true;
+    if (cost.flops <= limit.flops && cost.bytes <= limit.bytes) return true;
     int64_t most = 0;
     for (const auto& [letter, value] : c->letters) {
       if (kind_of(letter) != Kind::heads) most = std::max(most, value);
@@ -174,6 +174,7 @@ Status sample_case(const Op& op, Random& random, const Sampling& sampling, Case*
         impls.push_back(impl.name);
     }
   }
+  const Cost large = {10 * sampling.cost.flops, 10 * sampling.cost.bytes};
   Status refused;
   for (int attempt = 0; attempt < 1000; ++attempt) {
     *c = Case();
@@ -193,7 +194,7 @@ Status sample_case(const Op& op, Random& random, const Sampling& sampling, Case*
     draw_options(c, random);
     Cost cost;
     refused = accepts(*c, &cost);
-    if (refused.ok() && fit(c, random.chance(0.05) ? 10 * sampling.flops : sampling.flops)) return {};
+    if (refused.ok() && fit(c, random.chance(0.05) ? large : sampling.cost)) return {};
   }
   return bad_input(op.name + ": no random case was accepted; the last answer was: " + refused.message());
 }

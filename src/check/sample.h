@@ -15,7 +15,7 @@ struct Sampling {
   std::vector<std::string> impls;        // empty: each that runs here, the reference rarely
   int threads = 0;                       // 0: 1, 2, 3, 4, 7, 8 or 16
   bool forward = true, backward = true;  // passes to draw
-  double flops = 2e7;                    // of a usual case; one in twenty may have ten times that
+  Cost cost = {2e7, 4e6};                // of a usual case; one in twenty may have ten times that
 };
 
 // Sizes favour the edges: 0, 1, around 16, 32, 64 and 128, primes, sometimes thousands. The operator accepts what is returned;
