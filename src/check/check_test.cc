@@ -214,7 +214,7 @@ TEST(CaseLine, RoundTrip) {
   for (const Op* op : all_ops()) {
     for (int i = 0; i < 20; ++i) {
       Case c, parsed;
-      ASSERT_TRUE(sample_case(*op, random, {}, &c).ok());
+      ASSERT_TRUE(sample_case(*op, random, {.cost = {1e6, 1e5}}, &c).ok());
       const std::string line = to_text(c);
       const Status status = parse_case(line, &parsed);
       ASSERT_TRUE(status.ok()) << line << ": " << status.message();

@@ -8,7 +8,7 @@
 namespace linnet::check {
 namespace {
 
-constexpr int64_t kCanaryBytes = 256;
+constexpr int64_t kCanaryBytes = 4096;
 constexpr unsigned char kNan = 0xff;     // every float type reads as NaN when all its bits are set
 constexpr unsigned char kCanary = 0xa5;  // of a workspace: no kernel writes it by chance
 

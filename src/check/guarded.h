@@ -47,7 +47,7 @@ class GuardedBytes {
   bool intact() const;
 
  private:
-  static constexpr int64_t kCanary = 256;
+  static constexpr int64_t kCanary = 65536;  // wide: an overrun is told, and rarely reaches the memory of others
   std::vector<unsigned char> memory_;
 };
 

@@ -1,8 +1,8 @@
 #include "check/sample.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <cstdio>
 
 #include "check/problem.h"
 
@@ -87,8 +87,7 @@ void draw_letters(Case* c, Random& random) {
 
 std::string number_text(double x) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.17g", x);
-  return text;
+  return {text, std::to_chars(text, text + sizeof text, x).ptr};
 }
 
 void draw_options(Case* c, Random& random) {
@@ -119,7 +118,7 @@ void draw_options(Case* c, Random& random) {
       }
       case OptionKind::real: {
         double x = 0;
-        std::sscanf(standard.c_str(), "%lf", &x);
+        std::from_chars(standard.data(), standard.data() + standard.size(), x);
         x = x == 0 ? random.pick({0.5, 5.0, 30.0}) : x * random.pick({0.1, 10.0, 1000.0});
         text = number_text(std::clamp(x, option.low, option.high));
         break;

@@ -90,6 +90,7 @@ std::string bytes_text(double bytes) {
 }
 
 std::string seconds_text(double seconds) {
+  if (seconds < 0.01) return "0.00 s";
   if (seconds < 60) return number(seconds, seconds < 10 ? 2 : 3) + " s";
   const auto whole = static_cast<long long>(std::llround(seconds));
   if (whole < 3600) return format("%lld min %lld s", whole / 60, whole % 60);
