@@ -40,19 +40,21 @@ Status Ceilings::choose(const std::string& impl) {
   for (const Isa isa : kIsas) {
     if (impl.substr(0, impl.find('_')) == isa_name(isa)) isa_ = isa;
   }
+  bf16_products_ = impl.ends_with("_bf16");
   return {};
 }
 
 double Ceilings::flops(Dtype dtype) {
-  double& best = best_flops_[static_cast<int>(isa_)][dtype == Dtype::f64];
+  const int kind = dtype == Dtype::f64 ? 1 : dtype == Dtype::bf16 && bf16_products_ ? 2 : 0;
+  double& best = best_flops_[static_cast<int>(isa_)][kind];
   // The first time more patiently: the clock rate has to settle.
-  for (int i = 0, n = best == 0 ? 50 : 5; i < n; ++i) best = std::max(best, flops_once(dtype));
+  for (int i = 0, n = best == 0 ? 50 : 5; i < n; ++i) best = std::max(best, flops_once(kind));
   return best;
 }
 
-double Ceilings::flops_once(Dtype dtype) const {
+double Ceilings::flops_once(int kind) const {
   const linnet::Ceilings& kernels = simd_ceilings(isa_);
-  const auto loop = dtype == Dtype::f64 ? kernels.multiply_add_f64 : kernels.multiply_add_f32;
+  const auto loop = kind == 2 ? kernels.multiply_add_bf16 : kind == 1 ? kernels.multiply_add_f64 : kernels.multiply_add_f32;
   constexpr int64_t kIterations = 4096;  // some 20 us: looking at the clock costs nothing
   std::vector<double> done(static_cast<size_t>(threads_));
   const double elapsed = together(threads_, [&](int thread, bool warm_up) {

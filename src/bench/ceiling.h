@@ -30,12 +30,13 @@ class Ceilings {
   double bytes(int64_t working_set);
 
  private:
-  double flops_once(Dtype dtype) const;
+  double flops_once(int kind) const;
   double bytes_once(int64_t part);
 
   int threads_;
   Isa isa_ = Isa::portable;
-  double best_flops_[3][2] = {};  // [instruction set][f32, f64]
+  bool bf16_products_ = false;    // the implementation multiplies bf16 pairs (its name ends in _bf16)
+  double best_flops_[3][3] = {};  // [instruction set][f32, f64, bf16 pairs]
   Memory memory_;
   int64_t memory_bytes_ = 0;
 };
