@@ -369,6 +369,12 @@ Status compare(Input input, const Settings& settings, Comparison* result) {
       if (first) result->variants[i].time = spread;
     }
   }
+  // Lengths that nobody reached in time are not told.
+  const auto reached = [&](int64_t T) {
+    return std::any_of(result->variants.begin(), result->variants.end(),
+                       [&](const VariantResult& v) { return v.times.back().first == T; });
+  };
+  while (!reached(result->lengths.back())) result->lengths.pop_back();
   result->other_load = others.share();
   return {};
 }

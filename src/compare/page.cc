@@ -44,6 +44,7 @@ td small { color: var(--muted); }
 .notes { font-size: 14px; color: var(--muted); max-width: 860px; margin-top: 28px; }
 .notes dt { color: var(--ink); font-weight: 600; }
 .notes dd { margin: 0 0 8px; }
+sup { font-size: 0.7em; line-height: 0; }
 code { font-family: ui-monospace, monospace; font-size: 0.92em; }
 )";
 
@@ -66,11 +67,16 @@ std::vector<Look> looks(const Comparison& c) {
   return list;
 }
 
-// T^2 as it is written.
-std::string growth_html(double exponent) {
-  const std::string text = growth_text(exponent);
-  const size_t power = text.find('^');
-  return power == std::string::npos ? text : text.substr(0, power) + "<sup>" + text.substr(power + 1) + "</sup>";
+// Text with T^2 as it is written in print.
+std::string with_powers(const std::string& text) {
+  std::string html = html_escape(text);
+  for (size_t at = html.find("T^"); at != std::string::npos; at = html.find("T^", at + 1)) {
+    size_t end = html.find_first_not_of("0123456789.", at + 2);
+    if (end == std::string::npos) end = html.size();
+    while (html[end - 1] == '.') --end;  // the end of a sentence
+    html = html.substr(0, at + 1) + "<sup>" + html.substr(at + 2, end - at - 2) + "</sup>" + html.substr(end);
+  }
+  return html;
 }
 
 std::string tokens_text(int64_t length) { return report::count_text(static_cast<double>(length)); }
@@ -151,8 +157,8 @@ std::string table(const Comparison& c, const std::vector<Look>& look) {
             ")\"></span>" + html_escape(v.name) + (v.options.empty() ? "" : " <small>" + html_escape(v.options) + "</small>") +
             "</td><td>" + report::percent_text(v.error) + "</td><td>" + report::significant(v.cosine, 3) + "</td><td>" +
             report::time_text(v.time.median) + "</td><td>" + (measured ? report::time_text(v.times.back().second) : "-") +
-            "</td><td>" + growth_html(v.exponent) + "</td><td>" + report::significant(v.flops / 1e9, 3) + "</td><td>" +
-            report::bytes_text(static_cast<double>(v.workspace_bytes)) + "</td><td>" + state + "</td></tr>\n";
+            "</td><td>" + with_powers(growth_text(v.exponent)) + "</td><td>" + report::significant(v.flops / 1e9, 3) +
+            "</td><td>" + report::bytes_text(static_cast<double>(v.workspace_bytes)) + "</td><td>" + state + "</td></tr>\n";
   }
   return html + "</table>\n";
 }
@@ -202,7 +208,7 @@ std::string html_page(const Comparison& c) {
                       tokens_text(c.input.T) + " tokens, " + std::to_string(c.input.H) + " heads of width " +
                       std::to_string(c.input.K)) +
           "</p>\n<div class=\"summary\">\n";
-  for (const std::string& sentence : summary(c)) html += "<p>" + html_escape(sentence) + "</p>\n";
+  for (const std::string& sentence : summary(c)) html += "<p>" + with_powers(sentence) + "</p>\n";
   html +=
       "</div>\n<div class=\"panels\">\n<section class=\"panel\">\n<h2>What accuracy costs</h2>\n"
       "<p>Lower left is better. Each mark is one variant on the same input.</p>\n" +

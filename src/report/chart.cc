@@ -156,6 +156,20 @@ std::string end_labels(const Chart& chart, const Map& mx, const Map& my, const B
   return svg;
 }
 
+// Where the name of a level stands: above its line, at the right end unless a mark is there.
+Box level_name(const Chart& chart, const Map& mx, const Map& my, const Box& frame, double y, const std::string& name) {
+  const double width = kCharacter * static_cast<double>(name.size());
+  const Box right{frame.right - width - 6, my(y) - 18, frame.right - 6, my(y) - 4};
+  for (const ChartLine& line : chart.lines) {
+    for (const auto& [px, py] : line.points) {
+      if (Box{mx(px) - 7, my(py) - 7, mx(px) + 7, my(py) + 7}.meets(right)) {
+        return {frame.left + 8, right.top, frame.left + 8 + width, right.bottom};
+      }
+    }
+  }
+  return right;
+}
+
 // Labels beside single marks: the first place around the mark that meets no other label and no mark.
 std::string mark_labels(const Chart& chart, const Map& mx, const Map& my, const Box& frame) {
   std::vector<Box> taken;
@@ -165,6 +179,10 @@ std::string mark_labels(const Chart& chart, const Map& mx, const Map& my, const 
     const double x = mx(line.points[0].first), y = my(line.points[0].second);
     taken.push_back({x - 6, y - 6, x + 6, y + 6});
     marks.push_back(&line);
+  }
+  for (const auto& [y, name] : chart.levels) {
+    taken.push_back({frame.left, my(y) - 2, frame.right, my(y) + 2});
+    taken.push_back(level_name(chart, mx, my, frame, y, name));
   }
   std::sort(marks.begin(), marks.end(),
             [&](const ChartLine* a, const ChartLine* b) { return my(a->points[0].second) < my(b->points[0].second); });
@@ -254,7 +272,8 @@ std::string draw(const Chart& chart) {
 
   for (const auto& [y, name] : chart.levels) {
     svg += line_between(frame.left, my(y), frame.right, my(y), "level");
-    svg += text_at(frame.left + 8, my(y) - 6, "tick", "start", name);
+    const Box box = level_name(chart, mx, my, frame, y, name);
+    svg += text_at(box.left, box.bottom - 2, "tick", "start", name);
   }
   svg += end_labels(chart, mx, my, frame);
   for (const ChartLine& line : chart.lines) {
