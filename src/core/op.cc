@@ -96,7 +96,7 @@ class Evaluator {
       const bool plus = take("+");
       if (!plus && !take("-")) return true;
       if (!product(&right)) return false;
-      *value += plus ? right : -right;
+      if (plus ? __builtin_add_overflow(*value, right, value) : __builtin_sub_overflow(*value, right, value)) return false;
     }
     return true;
   }
@@ -106,7 +106,11 @@ class Evaluator {
       const bool times = take("*");
       if (!times && !take("//")) return true;
       if (!factor(&right) || (!times && right == 0)) return false;
-      *value = times ? *value * right : *value / right;
+      if (!times) {
+        *value /= right;
+      } else if (__builtin_mul_overflow(*value, right, value)) {
+        return false;
+      }
     }
     return true;
   }
@@ -239,9 +243,15 @@ void insert_leading(View* view, int64_t stride) {
 
 bool starts_with_batch(const TensorDecl& decl) { return decl.shape.substr(0, 2) == "B "; }
 
+constexpr int64_t kMaxElements = int64_t{1} << 48;  // beyond any memory, and its products with small numbers fit in 64 bits
+
 Status check_layout(const Op& op, const TensorDecl& decl, const std::string& name, const View& view) {
+  int64_t extent = 1;  // with empty dimensions counted as 1: no product of sizes below may overflow
   for (int i = 0; i < view.rank; ++i) {
     if (view.size[i] < 0) return bad_input(op.name + ": " + name + " has a negative size, " + sizes_text(view));
+    if (__builtin_mul_overflow(extent, view.size[i] > 0 ? view.size[i] : 1, &extent) || extent > kMaxElements) {
+      return bad_input(op.name + ": " + name + " has shape " + sizes_text(view) + ", more than 2^48 elements");
+    }
   }
   const int64_t elements = view.elements();
   if (elements > 0 && view.data == nullptr) return bad_input(op.name + ": " + name + " has no data");
