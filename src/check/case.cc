@@ -129,8 +129,8 @@ Status parse_case(std::string_view text, Case* c) {
       c->dtype = dtype_from_name(value);
       if (!is_float(c->dtype)) return wrong("f64, f32, bf16 or f16");
     } else if (name == "pass") {
-      if (value != "fwd" && value != "bwd") return wrong("fwd or bwd");
-      c->backward = value == "bwd";
+      if (value != "fwd" && value != "bwd" && value != "fwd+bwd") return wrong("fwd or bwd");
+      c->backward = value != "fwd";  // fwd+bwd: the word of linnet bench
     } else if (name == "impl") {
       c->impl = value;
     } else if (name == "threads") {
@@ -155,7 +155,11 @@ Status parse_case(std::string_view text, Case* c) {
     const bool tokens = letter[0] == 'T' || letter == "S" || letter == "capacity";
     int64_t value = letter == "B" ? (is_packed(op, c->with) ? 1 : 2) : tokens ? 40 : letter[0] == 'H' ? 2 : 16;
     if (given != sizes.end()) {
-      if (!parse_number(given->second, &value) || value < 0 || value > (int64_t{1} << 32)) {
+      const auto same =
+          std::find_if(c->letters.begin(), c->letters.end(), [&](const auto& pair) { return pair.first == given->second; });
+      if (same != c->letters.end()) {  // V=K
+        value = same->second;
+      } else if (!parse_number(given->second, &value) || value < 0 || value > (int64_t{1} << 32)) {
         return bad_input(prefix + letter + " is '" + given->second + "', expected a whole number of at least 0");
       }
       sizes.erase(given);

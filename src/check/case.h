@@ -10,7 +10,7 @@
 //   values=...   masked: -inf in logits, zeros in masks; garbage: NaN in all that must not be read;
 //                repeated: every token the same; mixed: rows of very different size
 //   seed=N       of all values, offsets and lengths
-// Letters that are left out take small defaults.
+// Letters that are left out take small defaults; V=K takes the value of a letter before it.
 #pragma once
 
 #include <cstdint>

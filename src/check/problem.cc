@@ -1,5 +1,7 @@
 #include "check/problem.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -332,6 +334,12 @@ Status make_problem(const Case& c, Problem* problem) {
   *problem = Problem();
   Maker maker(c, problem);
   LINNET_TRY(maker.outline());
+  // Inputs as doubles, twice in each of two executions, results alike: some ten copies of the inputs in double.
+  double bytes = 0;
+  for (const Array& array : problem->inputs) bytes += 80 * static_cast<double>(product(array.size));
+  if (bytes > static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE))) {
+    return impossible("case " + c.op->name + ": it does not fit into the memory of this machine");
+  }
   maker.fill();
   return maker.results();
 }

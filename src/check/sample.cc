@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 
 #include "check/problem.h"
 
@@ -168,9 +169,13 @@ bool fit(Case* c, const Cost& limit) {
 Status sample_case(const Op& op, Random& random, const Sampling& sampling, Case* c) {
   std::vector<std::string> impls = sampling.impls;
   if (impls.empty()) {
+    const Impl* best;  // obeys LINNET_ISA and LINNET_IMPL, and so do the cases: none beyond it, none but the forced one
+    LINNET_TRY(choose_impl(op, Pass::forward, {}, &best));
+    const char* text = std::getenv("LINNET_IMPL");
+    const bool forced = text != nullptr && *text != '\0';
     for (const Impl& impl : op.impls) {
-      if (impl.missing().empty() && (impl.name != "ref" || op.impls.size() == 1 || random.chance(0.05)))
-        impls.push_back(impl.name);
+      const bool lesser = !forced && &impl < best && impl.missing().empty() && (impl.name != "ref" || random.chance(0.05));
+      if (&impl == best || lesser) impls.push_back(impl.name);
     }
   }
   const Cost large = {10 * sampling.cost.flops, 10 * sampling.cost.bytes};

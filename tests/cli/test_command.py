@@ -1,0 +1,104 @@
+"""linnet itself, list and info: output, exit codes and sentences."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LINNET = pathlib.Path(os.environ.get("LINNET_BUILD", ROOT / "build")).resolve() / "linnet"
+COMMANDS = ["list", "info", "check", "bench", "compare"]
+
+
+def linnet(*words, code=0, env=None):
+    done = subprocess.run([LINNET, *words], capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})})
+    assert done.returncode == code, f"{words}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done
+
+
+def test_help_names_every_command():
+    text = linnet("--help").stdout
+    assert all(re.search(rf"^  {command}  +\w", text, re.MULTILINE) for command in COMMANDS)
+    assert linnet("-h").stdout == text
+    assert linnet(code=2).stdout == text
+
+
+def test_version():
+    assert re.fullmatch(r"linnet \d+\.\d+\.\d+\n", linnet("--version").stdout)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_every_option(command):
+    text = linnet(command, "--help").stdout
+    assert text.startswith(f"linnet {command}: ") and f"usage: linnet {command}" in text
+    assert "--json" in text and "--help" in text
+    assert linnet(command, "-h").stdout == text
+
+
+@pytest.mark.parametrize("words, piece", [
+    (["lst"], "there is no command 'lst'; did you mean 'list'?"),
+    (["zzzzzz"], "there is no command 'zzzzzz'; see linnet --help"),
+    (["--lst"], "there is no command '--lst'"),
+    (["list", "--jsn"], "list: there is no option --jsn; did you mean --json?"),
+    (["list", "--zzzzzz"], "list: there is no option --zzzzzz; see linnet list --help"),
+    (["list", "--json=1"], "list: --json takes no value"),
+    (["list", "-j"], "list: there is no option -j"),
+    (["list", "softmax"], "list: it takes no argument, 'softmax' was given; linnet info softmax describes one operator"),
+    (["info"], "info: which operator?"),
+    (["info", "softmax", "linear"], "info: one operator at a time, 2 were given"),
+    (["info", "liner"], "info: there is no operator 'liner'; did you mean 'linear'?"),
+    (["info", "zzzzzzzz"], "info: there is no operator 'zzzzzzzz'; linnet list shows them"),
+    (["info", "--", "--json"], "there is no operator '--json'"),
+])
+def test_bad_input_is_told_in_one_sentence(words, piece):
+    done = linnet(*words, code=2)
+    assert piece in done.stderr and len(done.stderr.strip().splitlines()) == 1 and done.stdout == ""
+
+
+@pytest.mark.parametrize("command", [["list"], ["list", "--json"], ["info", "softmax"], ["check", "softmax", "--random", "1"]])
+def test_wrong_environment_is_told(command):
+    assert "LINNET_ISA is 'sse9', expected portable, avx2 or avx512" in linnet(*command, code=2, env={"LINNET_ISA": "sse9"}).stderr
+
+
+def test_list():
+    text = linnet("list").stdout
+    result = json.loads(linnet("list", "--json").stdout)
+    assert result["threads"] >= 1 and result["isa"] in ("portable", "avx2", "avx512")
+    for op in result["operators"]:
+        line, = [line for line in text.splitlines() if line.split()[:1] == [op["name"]]]
+        assert op["summary"] in line and (" bwd " in line) == op["backward"]
+        usable = [each["name"] for each in op["implementations"] if each["usable"]]
+        assert op["chosen"] in usable and usable[0] == "ref"
+        assert all(each["usable"] == (each["reason"] == "") for each in op["implementations"])
+
+
+def test_list_obeys_the_environment():
+    def chosen(name, **env):
+        return {op["name"]: op["chosen"] for op in json.loads(linnet("list", "--json", env=env).stdout)["operators"]}[name]
+    assert chosen("softmax", LINNET_ISA="portable") == "portable"
+    assert chosen("softmax", LINNET_IMPL="ref") == "ref"
+    assert chosen("softmax", LINNET_IMPL="softmax:ref") == "ref"
+    assert chosen("linear", LINNET_IMPL="softmax:ref") == chosen("linear")
+    assert json.loads(linnet("list", "--json", env={"LINNET_THREADS": "3"}).stdout)["threads"] == 3
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax_decode", "softmax_paged", "softmax_merge", "linear", "linear_decode"])
+def test_info(name):
+    text = linnet("info", name).stdout
+    declared = json.loads(linnet("info", name, "--json").stdout)
+    assert declared["name"] == name and declared["summary"] in text and declared["equation"] in text
+    for each in declared["inputs"] + declared["outputs"]:
+        assert f"[{', '.join(each['shape'])}]" in text and each["doc"] in text
+    for each in declared["options"]:
+        assert re.search(rf"^  {each['name']} ", text, re.MULTILINE) and each["doc"] in text
+    for each in declared["implementations"]:
+        assert re.search(rf"^  {each['name']} .*({'chosen|usable' if each['usable'] else 'no: '})", text, re.MULTILINE)
+
+
+def test_info_says_how_the_implementation_was_chosen():
+    assert "LINNET_IMPL=softmax:ref is set" in linnet("info", "softmax", env={"LINNET_IMPL": "softmax:ref"}).stdout
+    assert "within LINNET_ISA=portable" in linnet("info", "softmax", env={"LINNET_ISA": "portable"}).stdout
+    assert "LINNET_ISA=portable|avx2|avx512" in linnet("info", "softmax").stdout
