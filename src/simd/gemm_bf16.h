@@ -44,6 +44,8 @@ LINNET_INLINE vu32 make_pairs(vf low, vf high) {
   const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
   return reinterpret_cast<vu32>(_mm512_maskz_permutexvar_epi16(~0u, reinterpret_cast<__m512i>(index), both));
 }
+LINNET_INLINE vf low_halves(vu32 pairs) { return from_bits(pairs << 16); }
+LINNET_INLINE vf high_halves(vu32 pairs) { return from_bits(pairs & 0xffff0000u); }
 // Lane i: (low[i], high[i]) of 16 bf16 each.
 LINNET_INLINE vu32 interleave(vu16 low, vu16 high) {
   return __builtin_convertvector(low, vu32) | __builtin_convertvector(high, vu32) << 16;

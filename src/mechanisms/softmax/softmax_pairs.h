@@ -161,11 +161,12 @@ struct Pairs {
         float* const at = s.st + j * kLanes + v0 + v * X::W;
         const vf p = exp2_nonpositive(X::load(at) - m[v]);
         const vf q = two ? exp2_nonpositive(X::load(at + kLanes) - m[v]) : X::zero();
-        store_pairs(s.p + j / 2 * kLanes + v0 + v * X::W, make_pairs(p, q));
+        const vu32 pairs = make_pairs(p, q);
+        store_pairs(s.p + j / 2 * kLanes + v0 + v * X::W, pairs);
         l[v] = l[v] + (p + q);
         if (!careful) continue;
-        X::store(at, p);
-        if (two) X::store(at + kLanes, q);
+        X::store(at, low_halves(pairs));
+        if (two) X::store(at + kLanes, high_halves(pairs));
       }
     }
     Direct<float>::end_exponentials<N>(v0, old_maximum, m, l, tile, s);
@@ -254,18 +255,18 @@ struct PairsBackward {
                            const float* lse2, const float* delta, const Scratch& s, const float* bias, bool careful) {
     weights(p, seq, rows, tile, masked, true, lse2, delta, s.s, s.ds, bias, [&](int r, int v, vf w, vf g, vf w1, vf g1) {
       using X = Vec<float>;
-      const vu32 pairs = make_pairs(g, g1);
-      store_pairs(s.p + r / 2 * kKeys + v, make_pairs(w, w1));
+      const vu32 pairs = make_pairs(g, g1), weight_pairs = make_pairs(w, w1);
+      store_pairs(s.p + r / 2 * kKeys + v, weight_pairs);
       store_pairs(s.g + r / 2 * kKeys + v, pairs);
       const vu16 low = __builtin_convertvector(pairs, vu16), high = __builtin_convertvector(pairs >> 16, vu16);
       __builtin_memcpy(s.g_rows + r * (kKeys / 2) + v / 2, &low, sizeof low);
       if (r + 1 < rows.rows) __builtin_memcpy(s.g_rows + (r + 1) * (kKeys / 2) + v / 2, &high, sizeof high);
       if (!careful) return;
-      X::store(s.s + r * kKeys + v, w);
-      X::store(s.ds + r * kKeys + v, g);
+      X::store(s.s + r * kKeys + v, low_halves(weight_pairs));
+      X::store(s.ds + r * kKeys + v, low_halves(pairs));
       if (r + 1 >= rows.rows) return;
-      X::store(s.s + (r + 1) * kKeys + v, w1);
-      X::store(s.ds + (r + 1) * kKeys + v, g1);
+      X::store(s.s + (r + 1) * kKeys + v, high_halves(weight_pairs));
+      X::store(s.ds + (r + 1) * kKeys + v, high_halves(pairs));
     });
     // An odd number of keys: the last pair's other half meets a row of zeros, and must not be NaN.
     if (tile.keys % 2 == 0) return;
