@@ -207,15 +207,17 @@ struct BackwardPass {
     return plan_of<T>(arena, args, query.prototype.s, wants_dw, workers, query, key, value);
   }
   static int64_t workspace(const LinearArgs& args, int workers) {
-    // The gradients that will be asked for are not known here: take them all.
-    LinearGrads all;
-    all.dq = all.dk = all.dv = all.dinitial_state = all.dinitial_z = all.dfinal_z = args.q;
+    // The gradients that will be asked for are not known here, and fewer of them may need more (the ladder): take the most.
     int64_t most = 0;
-    for (int dw = 0; dw < 2; ++dw) {
-      all.dw = dw == 0 ? View() : args.w;
+    for (int wanted = 0; wanted < 16; ++wanted) {
+      LinearGrads some;
+      if (wanted & 1) some.dq = args.q;
+      if (wanted & 2) some.dk = some.dinitial_z = some.dfinal_z = args.k;
+      if (wanted & 4) some.dv = some.dinitial_state = args.v;
+      if (wanted & 8) some.dw = args.w;
       Arena arena;
       const LinearOut out;
-      BackwardPass(args, out, all).plan(arena, args, workers);
+      BackwardPass(args, out, some).plan(arena, args, workers);
       if (arena.used() > most) most = arena.used();
     }
     return most;
