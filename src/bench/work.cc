@@ -206,6 +206,7 @@ Status Work::prepare() {
 
 std::vector<std::pair<std::string, int64_t>> Work::letters() const {
   std::vector<std::pair<std::string, int64_t>> all;
+  all.reserve(static_cast<size_t>(call_.dims().count()));
   for (int i = 0; i < call_.dims().count(); ++i) {
     all.emplace_back(std::string(call_.dims().entry(i).letter), call_.dims().entry(i).value);
   }

@@ -134,8 +134,8 @@ struct Op {
   std::vector<Impl> impls;                                     // best last
   // Cases of `linnet bench`, one or more per line: "B=1 T=8192 H=8 K=64|128 V=K causal=1 dtype=f32|bf16 pass=fwd|fwd+bwd".
   std::vector<std::string> benchmarks;
-  std::vector<Variant> variants;  // of `linnet compare`; none: not attention over q, k, v
-  bool growing = false;                                        // the state only grows (ungated sums): see tolerance.h
+  std::vector<Variant> variants;                        // of `linnet compare`; none: not attention over q, k, v
+  bool growing = false;                                 // the state only grows (ungated sums): see tolerance.h
   double (*largest_logit)(const void* args) = nullptr;  // of exponential weights, on a prepared f64 call; null: no such weights
   Status (*check)(const void* args, const Dims& dims) = nullptr;  // what the declaration cannot say; args are normalised
   Cost (*cost)(const void* args, const Dims& dims, Pass pass) = nullptr;
