@@ -35,6 +35,23 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
                     [](double x, double y) { return (std::isnan(x) && std::isnan(y)) || std::memcmp(&x, &y, sizeof x) == 0; });
 }
 
+// A row of the batch computed alone must have the bits it has among the others.
+Status check_batch_row(const Problem& problem, const Setting& setting, const Execution& whole, Result* result) {
+  Problem alone;
+  int64_t batch;
+  const auto row = static_cast<int64_t>(setting.seed % 7);
+  if (!take_batch_row(problem, row, &alone, &batch)) return {};
+  Execution run;
+  LINNET_TRY(execute(alone, setting, &run));
+  for (const Array& part : run.results) {
+    const Array& among = *find_array(whole.results, part.name);
+    const int dimension = batch_dimension(*problem.op, among, batch);
+    if (dimension < 0 || same_bits(part.values, batch_row(among, dimension, row % batch).values)) continue;
+    result->faults.push_back(part.name + " of batch row " + std::to_string(row % batch) + " differs when it is computed alone");
+  }
+  return {};
+}
+
 }  // namespace
 
 bool Result::ok() const {
@@ -95,7 +112,7 @@ Status check_problem(const Problem& problem, const Setting& setting, Result* res
     result->faults.push_back(run.results[i].name + " differs between " + std::to_string(setting.threads) + " and " +
                              std::to_string(other.threads) + " threads");
   }
-  return {};
+  return check_batch_row(problem, setting, run, result);
 }
 
 Status run_case(const Case& c, Result* result) {

@@ -6,7 +6,7 @@
 //
 // The implementation runs on the inputs as rounded to the dtype, with a workspace full of NaN and canaries around every buffer;
 // the reference runs in f64 on the same rounded inputs, its backward on the results that the implementation saved. A second run
-// with another number of threads must agree bit by bit.
+// with another number of threads, and one row of the batch computed alone, must agree bit by bit.
 #pragma once
 
 #include <string>

@@ -325,6 +325,54 @@ void round_values(Array* array) {
   }
 }
 
+// Shapes say B; states of sequences that are not packed say N.
+int batch_dimension(const Op& op, const Array& array, int64_t batch) {
+  const TensorDecl* decl = op.find_input(array.name);
+  if (decl == nullptr) decl = op.find_output(array.name);
+  if (decl == nullptr) decl = op.find_input(array.name.substr(1));  // gradients
+  if (decl == nullptr) decl = op.find_output(array.name.substr(1));
+  const std::vector<std::string> words = words_of(decl->shape);
+  const size_t missing = words.size() - array.size.size();
+  for (size_t d = missing; d < words.size(); ++d) {
+    if ((words[d] == "B" || words[d] == "N") && array.size[d - missing] == batch) return static_cast<int>(d - missing);
+  }
+  return -1;
+}
+
+Array batch_row(const Array& array, int dimension, int64_t row) {
+  if (dimension < 0) return array;
+  Array part = array;
+  const auto d = static_cast<size_t>(dimension);
+  const int64_t inner = product(array.size, d + 1), batch = array.size[d],
+                outer = product(array.size) / std::max<int64_t>(1, inner * batch);
+  part.size[d] = 1;
+  part.values.clear();
+  for (int64_t i = 0; i < outer; ++i) {
+    const auto from = array.values.begin() + (i * batch + row) * inner;
+    part.values.insert(part.values.end(), from, from + inner);
+  }
+  return part;
+}
+
+bool take_batch_row(const Problem& problem, int64_t row, Problem* alone, int64_t* batch) {
+  const Op& op = *problem.op;
+  *batch = 0;
+  for (const Array& array : problem.inputs) {
+    const TensorDecl& decl = *op.find_input(array.name);
+    if (decl.values == Values::offsets) return false;
+    const std::vector<std::string> words = words_of(decl.shape);
+    for (size_t d = 0; d < words.size() && !decl.broadcast; ++d) {
+      if (words[d] == "B") *batch = array.size[d];
+    }
+  }
+  if (*batch < 2) return false;
+  *alone = problem;
+  for (auto* list : {&alone->inputs, &alone->incoming}) {
+    for (Array& array : *list) array = batch_row(array, batch_dimension(op, array, *batch), row % *batch);
+  }
+  return true;
+}
+
 const Array* find_array(const std::vector<Array>& arrays, std::string_view name) {
   const auto at = std::find_if(arrays.begin(), arrays.end(), [&](const Array& array) { return array.name == name; });
   return at == arrays.end() ? nullptr : &*at;

@@ -37,6 +37,12 @@ Status accepts(const Case& c, Cost* cost);
 void round_values(Array* array);  // to array->dtype
 const Array* find_array(const std::vector<Array>& arrays, std::string_view name);
 
+// The dimension of an array that counts batch rows, -1 when it has none (or is broadcast over them).
+int batch_dimension(const Op& op, const Array& array, int64_t batch);
+// Batch row `row` alone: the same problem with B = 1. False when there is nothing to take apart: packed, or B below 2.
+bool take_batch_row(const Problem& problem, int64_t row, Problem* alone, int64_t* batch);
+Array batch_row(const Array& array, int dimension, int64_t row);
+
 // How to execute a problem.
 struct Setting {
   bool as_reference = false;  // all floats in f64

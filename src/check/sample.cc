@@ -88,7 +88,7 @@ void draw_letters(Case* c, Random& random) {
 
 std::string number_text(double x) {
   char text[32];
-  return {text, std::to_chars(text, text + sizeof text, x).ptr};
+  return {text, std::to_chars(text, text + sizeof text, x, std::chars_format::general, 6).ptr};
 }
 
 void draw_options(Case* c, Random& random) {
