@@ -57,13 +57,13 @@ class Shapes:
             sizes = (1, *sizes)
             self.packed_rank = True
         if len(sizes) != len(words):
-            raise ValueError(f"{self.name}: {decl['name']} has shape {[int(s) for s in sizes]}, expected [{', '.join(words)}]")
+            raise RuntimeError(f"{self.name}: {decl['name']} has shape {[int(s) for s in sizes]}, expected [{', '.join(words)}]")
         for word, size in zip(words, sizes):
             letter, _, more = word.partition("+")
             if letter not in self.letters and (decl["values"] == "offsets" or not self.letters.knows(word)):
                 self.letters[letter] = size - int(more or 0)  # "N+1" shows N
                 continue
-            torch._check_value(
+            torch._check(
                 size == self.letters.evaluate(word),
                 lambda: f"{self.name}: {decl['name']} has size {size} in dimension {word} of [{', '.join(words)}], "
                 f"expected {self.letters.evaluate(word)}",

@@ -79,12 +79,12 @@ def test_gradcheck(case, eager):
 def test_compiled_with_gradients(case, dynamic):
     name, given, options = case
     tensors = make(name, given, **options)
-    results = []
+    results, keywords = [], {**options, **every_output(name)}
     for compiled in (False, True):
         inputs = differentiable(name, tensors)
 
         def function(**inputs):
-            return call(name, {key: 2 * t if t.is_floating_point() else t for key, t in inputs.items()}, **options, **every_output(name))
+            return call(name, {key: 2 * t if t.is_floating_point() else t for key, t in inputs.items()}, **keywords)
 
         torch.compiler.reset()
         function = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager") if compiled else function
