@@ -1,10 +1,10 @@
 #include "check/check.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 
 namespace linnet::check {
 namespace {
@@ -31,8 +31,9 @@ double scale_of(const Problem& problem) {
 }
 
 bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](double x, double y) { return (std::isnan(x) && std::isnan(y)) || std::memcmp(&x, &y, sizeof x) == 0; });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](double x, double y) {
+    return (std::isnan(x) && std::isnan(y)) || std::bit_cast<uint64_t>(x) == std::bit_cast<uint64_t>(y);
+  });
 }
 
 // A row of the batch computed alone must have the bits it has among the others.
