@@ -430,13 +430,14 @@ struct LinearInputGrad : LinearUnit<T, E> {
     return {static_cast<int>(this->s.V) + (sums_wanted() ? 1 : 0), static_cast<int>(this->s.F),
             this->s.shifted ? static_cast<int>(this->s.F) : 0};
   }
-  // rows of the input x; shifted: log_den(r) is subtracted from the exponents.
-  template <class LogDen>
+  // rows of the input x; shifted: log_den(r) is subtracted from the exponents. A masked key may hold anything: its row is 0 at
+  // last.
+  template <bool kKeys, class LogDen>
   void finish_rows(int head, int64_t at, int rows, const T* state_of, const Chunk<T>& c, Rows<E> x, const View& dx, Rows<E> to,
                    const LogDen& log_den) const {
     const auto spare = this->spare(c.spare);
     const int K = static_cast<int>(this->s.K);
-    const T* result = c.o;
+    T* result = c.o;
     int64_t ld = c.ldz;
     if (this->s.shifted) {
       const T* unit = state_of + state().scanned();
@@ -455,6 +456,7 @@ struct LinearInputGrad : LinearUnit<T, E> {
       result = spare.dx;
       ld = this->ldk();
     }
+    if constexpr (kKeys) this->zero_masked(at, rows, result, ld);
     if (dx.given()) this->store_group(result, ld, head, at, rows, K, to, spare.sum);
   }
 };
@@ -490,7 +492,8 @@ struct LinearQueryGrad : LinearInputGrad<T, E> {
   void finish(int head, int64_t at, int rows, const T* state_of, const Chunk<T>& c) const {
     const View& dq = this->grads->dq;
     const Rows<E> to = dq.given() ? this->along(dq, this->seq.q0, this->seq.q1, this->s.q_head(this->head0 + head)) : Rows<E>{};
-    this->finish_rows(head, at, rows, state_of, c, this->q(head), dq, to, [&](int r) { return *this->den(head, at + r); });
+    this->template finish_rows<false>(head, at, rows, state_of, c, this->q(head), dq, to,
+                                      [&](int r) { return *this->den(head, at + r); });
   }
 };
 
@@ -528,7 +531,7 @@ struct LinearKeyGrad : LinearInputGrad<T, E> {
     const View& dk = this->grads->dk;
     const Rows<E> to = dk.given() ? this->along(dk, this->seq.k0, this->seq.k1, this->s.k_head(this->head0 + head)) : Rows<E>{};
     this->zero_masked(at, rows, c.o, c.ldz);
-    this->finish_rows(head, at, rows, state_of, c, this->k(head), dk, to, [](int) { return T(0); });
+    this->template finish_rows<true>(head, at, rows, state_of, c, this->k(head), dk, to, [](int) { return T(0); });
   }
 };
 
