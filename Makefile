@@ -18,7 +18,7 @@ configure = cmake --log-level=NOTICE -S . -B $(1) $(if $(wildcard $(1)/CMakeCach
 linnet: ## build the command, build/linnet (the default)
 	@tools/setup.sh build
 	@test -f $(BUILD)/build.ninja -o -f $(BUILD)/Makefile || $(call configure,$(BUILD)) -DLINNET_TESTS=OFF -DLINNET_TORCH=OFF
-	@cmake --build $(BUILD) --target linnet_command -j $(JOBS)
+	@cmake --build $(BUILD) --target linnet_command linnet_c -j $(JOBS)
 
 demo: linnet ## compare the mechanisms on attention inputs of a real transformer: a table and out/compare.html
 	@mkdir -p out

@@ -11,9 +11,10 @@ import copy
 
 from ._library import DECLARATIONS, VERSION
 from ._ops import FUNCTIONS
+from ._transformers import register_with_transformers
 
 __version__ = VERSION
-__all__ = ["info", "list_ops", *FUNCTIONS]
+__all__ = ["info", "list_ops", "register_with_transformers", *FUNCTIONS]
 globals().update(FUNCTIONS)
 
 
@@ -23,7 +24,7 @@ def list_ops():
 
 
 def info(op):
-    """The declaration of an operator (its name or its function) as a dictionary: tensors, options, implementations, equation."""
+    """The declaration of an operator (given by name or function) as a dictionary: tensors, options, implementations."""
     name = getattr(op, "__name__", op)
     if name not in DECLARATIONS:
         raise ValueError(f"there is no operator {name!r}, expected one of {', '.join(DECLARATIONS)}")

@@ -11,7 +11,15 @@ ELEMENTS = {
     "index": "int32 or int64",
     "mask": "bool or uint8",
 }
-SIZES = {"B": 2, "T": 16, "S": 16, "H": 4, "K": 8, "V": 8, "c": 32}  # of the example, by the letter's first character; otherwise 4
+SIZES = {
+    "B": 2,
+    "T": 16,
+    "S": 16,
+    "H": 4,
+    "K": 8,
+    "V": 8,
+    "c": 32,
+}  # of the example, by the letter's first character; otherwise 4
 
 
 def _wrapped(text, indent):
@@ -84,7 +92,10 @@ def document(declaration):
             widths = {}
             for choice, text in rule["cases"]:
                 widths.setdefault(text, []).append(choice)
-            notes.append(f"{rule['letter']} by {rule['by']}: " + ", ".join(f"{text} ({' '.join(names)})" for text, names in widths.items()))
+            notes.append(
+                f"{rule['letter']} by {rule['by']}: "
+                + ", ".join(f"{text} ({' '.join(names)})" for text, names in widths.items())
+            )
     if notes:
         lines += ["", _wrapped("Sizes: " + "; ".join(notes) + ".", 0)]
     if declaration["decode"]:

@@ -32,7 +32,9 @@ def _register_fake(declaration):
         tensors += (None,) * (len(inputs) - len(tensors))
         shapes = Shapes(declaration, tensors, _options(declaration, keywords))
         results = [
-            shapes.nothing(shapes.dtype(decl)) if on_request(decl) and not keywords.get("return_" + decl["name"]) else shapes.output(decl)
+            shapes.nothing(shapes.dtype(decl))
+            if on_request(decl) and not keywords.get("return_" + decl["name"])
+            else shapes.output(decl)
             for decl in outputs
         ]
         return tuple(results) if len(results) > 1 else results[0]
@@ -65,7 +67,9 @@ def _register_backward(declaration):
         ctx.options = {option: keyword_only_inputs[option] for option in options}
         declined = ["return_" + decl["name"] if on_request(decl) else None for decl in outputs]
         ctx.declined = [keyword is not None and not keyword_only_inputs[keyword] for keyword in declined]
-        ctx.mark_non_differentiable(*(results[i] for i, decl in enumerate(outputs) if ctx.declined[i] or not decl["differentiable"]))
+        ctx.mark_non_differentiable(
+            *(results[i] for i, decl in enumerate(outputs) if ctx.declined[i] or not decl["differentiable"])
+        )
         ctx.set_materialize_grads(False)
 
     def gradients_of_inputs(ctx, needed, gradients):
@@ -133,7 +137,11 @@ def autocast(*tensors):
 
 def call(name, tensors, keywords):
     """Calls a differentiable operator."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+    if (
+        torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+    ):
         return EAGER[name].apply(keywords, *tensors)
     return getattr(torch.ops.linnet, name).default(*tensors, **keywords)
 
@@ -149,7 +157,14 @@ def overwritten(*tensors):
         torch.autograd.graph.increment_version([t for t in tensors if t is not None and not t.is_inference()])
 
 
-TYPES = {"real": "float", "maybe_real": "float | None", "integer": "int", "boolean": "bool", "choice": "str", "window": "tuple[int, int]"}
+TYPES = {
+    "real": "float",
+    "maybe_real": "float | None",
+    "integer": "int",
+    "boolean": "bool",
+    "choice": "str",
+    "window": "tuple[int, int]",
+}
 
 
 def _source(declaration):
@@ -157,7 +172,9 @@ def _source(declaration):
     name, inputs, outputs = declaration["name"], declaration["inputs"], declaration["outputs"]
     positional = next((i for i, decl in enumerate(inputs) if decl["optional"]), len(inputs))
     signature = [f"{decl['name']}: torch.Tensor" for decl in inputs[:positional]] + ["*"]
-    signature += [f"{decl['name']}: torch.Tensor" + (" | None = None" if decl["optional"] else "") for decl in inputs[positional:]]
+    signature += [
+        f"{decl['name']}: torch.Tensor" + (" | None = None" if decl["optional"] else "") for decl in inputs[positional:]
+    ]
     for option in declaration["options"]:
         default = tuple(option["default"]) if option["kind"] == "window" else option["default"]
         signature.append(f"{option['name']}: {TYPES[option['kind']]} = {default!r}")
@@ -180,7 +197,9 @@ def _source(declaration):
         pairs = ", ".join(f"{keyword!r}: {keyword}" for keyword in keywords)
         body.append(f"{results} = call({name!r}, ({', '.join(names)},), {{{pairs}}})")
     else:
-        body.append(f"{results} = torch.ops.linnet.{name}.default({', '.join(names + [f'{word}={word}' for word in keywords])})")
+        body.append(
+            f"{results} = torch.ops.linnet.{name}.default({', '.join(names + [f'{word}={word}' for word in keywords])})"
+        )
     if states := [decl["name"] for decl in inputs if decl["mutated"]]:
         body.append(f"overwritten({', '.join(states)})")
     always = "".join(f"_{decl['name']}, " for decl in outputs if decl["name"] not in choosable)

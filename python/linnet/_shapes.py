@@ -1,7 +1,7 @@
 """Shapes in letters: what `B T H*normalize` is for given tensors, the same language as in C++.
 
-A shape is a list of words; a word is a letter or an expression of letters and options with + - * // max(a,b). A letter takes its
-value from the first tensor that shows it; a letter that no tensor shows comes from a rule. Sizes may be symbolic.
+A shape is a list of words; a word is a letter or an expression of letters and options with + - * // max(a,b). A letter takes
+its value from the first tensor that shows it; a letter that no tensor shows comes from a rule. Sizes may be symbolic.
 """
 
 import torch
@@ -13,7 +13,9 @@ class Letters(dict):
     def __init__(self, rules, options):
         super().__init__((name, int(value)) for name, value in options.items() if isinstance(value, int))
         self._rules = {
-            rule["letter"]: next((text for choice, text in rule["cases"] if rule["by"] is None or options[rule["by"]] == choice), None)
+            rule["letter"]: next(
+                (text for choice, text in rule["cases"] if rule["by"] is None or options[rule["by"]] == choice), None
+            )
             for rule in rules
         }
 
@@ -57,7 +59,9 @@ class Shapes:
             sizes = (1, *sizes)
             self.packed_rank = True
         if len(sizes) != len(words):
-            raise RuntimeError(f"{self.name}: {decl['name']} has shape {[int(s) for s in sizes]}, expected [{', '.join(words)}]")
+            raise RuntimeError(
+                f"{self.name}: {decl['name']} has shape {[int(s) for s in sizes]}, expected [{', '.join(words)}]"
+            )
         for word, size in zip(words, sizes):
             letter, _, more = word.partition("+")
             if letter not in self.letters and (decl["values"] == "offsets" or not self.letters.knows(word)):
@@ -65,8 +69,10 @@ class Shapes:
                 continue
             torch._check(
                 size == self.letters.evaluate(word),
-                lambda: f"{self.name}: {decl['name']} has size {size} in dimension {word} of [{', '.join(words)}], "
-                f"expected {self.letters.evaluate(word)}",
+                lambda: (
+                    f"{self.name}: {decl['name']} has size {size} in dimension {word} of [{', '.join(words)}], "
+                    f"expected {self.letters.evaluate(word)}"
+                ),
             )
 
     def output(self, decl):

@@ -1,7 +1,7 @@
 // Declarations as JSON: what Python, other languages and `linnet info --json` know about an operator.
 //
-//   {"name": "softmax", "mechanism": "softmax", "summary": ..., "equation": ..., "decode": "softmax_decode", "differentiable":
-//   true,
+//   {"name": "softmax", "mechanism": "softmax", "summary": ..., "equation": ..., "decode": "softmax_decode",
+//    "differentiable": true,
 //    "inputs":  [{"name": "q", "shape": ["B", "Tq", "H", "K"], "element": "io", "values": "normal", "optional": false, ...}],
 //    "outputs": [{"name": "lse", "shape": ["B", "Tq", "H"], "element": "acc", "optional": true, "saved": true, ...}],
 //    "options": [{"name": "scale", "kind": "maybe_real", "default": null, "low": null, "high": null, "doc": ...}],

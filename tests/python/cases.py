@@ -7,7 +7,22 @@ import torch
 import linnet
 from linnet._shapes import Letters
 
-SIZES = {"B": 2, "T": 6, "Tq": 5, "Tk": 7, "S": 6, "H": 4, "Hq": 4, "Hk": 4, "Hv": 4, "Hkv": 2, "K": 4, "V": 3, "N": 2, "capacity": 12}
+SIZES = {
+    "B": 2,
+    "T": 6,
+    "Tq": 5,
+    "Tk": 7,
+    "S": 6,
+    "H": 4,
+    "Hq": 4,
+    "Hk": 4,
+    "Hv": 4,
+    "Hkv": 2,
+    "K": 4,
+    "V": 3,
+    "N": 2,
+    "capacity": 12,
+}
 
 
 def make(name, given=(), dtype=torch.float32, sizes=None, seed=0, **options):

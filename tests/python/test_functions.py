@@ -128,7 +128,10 @@ def test_decode_continues_the_sequence():
     options = {"map": "elu1", "normalize": True}
     whole, final, final_z = linnet.linear(q, k, v, **options, return_final_state=True, return_final_z=True)
     _, state, z = linnet.linear(q[:, :4], k[:, :4], v[:, :4], **options, return_final_state=True, return_final_z=True)
-    parts = [linnet.linear_decode(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1], state=state, z=z, **options) for i in range(4, 9)]
+    parts = [
+        linnet.linear_decode(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1], state=state, z=z, **options)
+        for i in range(4, 9)
+    ]
     torch.testing.assert_close(torch.cat(parts, 1), whole[:, 4:])
     torch.testing.assert_close(state, final)
     torch.testing.assert_close(z, final_z)
@@ -148,25 +151,61 @@ def test_empty_tensors():
 # What is wrong, the exception and its sentence.
 q4 = torch.randn(2, 5, 4, 8)
 WRONG = {
-    "channels": (lambda: linnet.softmax(q4, q4[..., :6], q4), RuntimeError, "softmax: k has 6 channels in dimension 3 of [B, Tk, Hkv, K], expected 8"),
+    "channels": (
+        lambda: linnet.softmax(q4, q4[..., :6], q4),
+        RuntimeError,
+        "softmax: k has 6 channels in dimension 3 of [B, Tk, Hkv, K], expected 8",
+    ),
     "rank": (lambda: linnet.softmax(q4[0], q4, q4), RuntimeError, "softmax: q has shape [5, 4, 8], expected [B, Tq, H, K]"),
-    "heads": (lambda: linnet.softmax(q4, q4[:, :, :3], q4[:, :, :3]), RuntimeError, "softmax: k has 3 heads, expected a divisor of 4"),
+    "heads": (
+        lambda: linnet.softmax(q4, q4[:, :, :3], q4[:, :, :3]),
+        RuntimeError,
+        "softmax: k has 3 heads, expected a divisor of 4",
+    ),
     "type": (lambda: linnet.softmax(q4, q4, q4.double()), RuntimeError, "softmax: v is f64, expected f32 (same as q)"),
     "integers": (lambda: linnet.softmax(q4.long(), q4, q4), RuntimeError, "softmax: q is i64, expected f64, f32, bf16 or f16"),
-    "complex": (lambda: linnet.softmax(q4.to(torch.complex64), q4, q4), RuntimeError, "softmax: q is ComplexFloat, expected float64, float32"),
-    "nine dimensions": (lambda: linnet.softmax(q4.view(1, 1, 1, 1, 1, 2, 5, 4, 8), q4, q4), RuntimeError, "softmax: q has 9 dimensions"),
-    "length": (lambda: linnet.softmax(q4, q4, q4, key_len=torch.tensor([5, 6])), RuntimeError, "softmax: key_len[1] is 6, expected 0 to 5"),
+    "complex": (
+        lambda: linnet.softmax(q4.to(torch.complex64), q4, q4),
+        RuntimeError,
+        "softmax: q is ComplexFloat, expected float64, float32",
+    ),
+    "nine dimensions": (
+        lambda: linnet.softmax(q4.view(1, 1, 1, 1, 1, 2, 5, 4, 8), q4, q4),
+        RuntimeError,
+        "softmax: q has 9 dimensions",
+    ),
+    "length": (
+        lambda: linnet.softmax(q4, q4, q4, key_len=torch.tensor([5, 6])),
+        RuntimeError,
+        "softmax: key_len[1] is 6, expected 0 to 5",
+    ),
     "offsets": (
         lambda: linnet.linear(q4[0], q4[0], q4[0], cu_seqlens=torch.tensor([0, 4])),
         RuntimeError,
         "linear: cu_seqlens ends at 4, expected 5",
     ),
-    "window": (lambda: linnet.softmax(q4, q4, q4, window=(-2, 0)), RuntimeError, "softmax: window is (-2, 0), expected values of at least -1"),
-    "window length": (lambda: linnet.softmax(q4, q4, q4, window=(1, 2, 3)), RuntimeError, "softmax: window has 3 numbers, expected 2 (left, right)"),
+    "window": (
+        lambda: linnet.softmax(q4, q4, q4, window=(-2, 0)),
+        RuntimeError,
+        "softmax: window is (-2, 0), expected values of at least -1",
+    ),
+    "window length": (
+        lambda: linnet.softmax(q4, q4, q4, window=(1, 2, 3)),
+        RuntimeError,
+        "softmax: window has 3 numbers, expected 2 (left, right)",
+    ),
     "softcap": (lambda: linnet.softmax(q4, q4, q4, softcap=-1.0), RuntimeError, "softmax: softcap is -1, expected at least 0"),
-    "scale": (lambda: linnet.softmax(q4, q4, q4, scale=math.nan), RuntimeError, "softmax: scale is nan, expected a finite number"),
+    "scale": (
+        lambda: linnet.softmax(q4, q4, q4, scale=math.nan),
+        RuntimeError,
+        "softmax: scale is nan, expected a finite number",
+    ),
     "map": (lambda: linnet.linear(q4, q4, q4, map="elu"), RuntimeError, "linear: map is 'elu', expected one of identity, elu1"),
-    "signed": (lambda: linnet.linear(q4, q4, q4, normalize=True), RuntimeError, "linear: normalize with map identity can divide by zero"),
+    "signed": (
+        lambda: linnet.linear(q4, q4, q4, normalize=True),
+        RuntimeError,
+        "linear: normalize with map identity can divide by zero",
+    ),
     "full cache": (
         lambda: linnet.softmax_decode(q4, q4, q4, torch.zeros(2, 8, 4, 8), torch.zeros(2, 8, 4, 8), torch.tensor([4, 0])),
         RuntimeError,
@@ -187,10 +226,26 @@ WRONG = {
         RuntimeError,
         "linear_decode: state is not contiguous in its last dimension",
     ),
-    "state missing": (lambda: linnet.linear_decode(q4, q4, q4), TypeError, "linear_decode() missing 1 required keyword-only argument: 'state'"),
-    "unknown option": (lambda: linnet.softmax(q4, q4, q4, casual=True), TypeError, "softmax() got an unexpected keyword argument 'casual'"),
-    "not a tensor": (lambda: linnet.softmax(q4, q4, [1.0]), RuntimeError, "linnet::softmax() Expected a value of type 'Tensor' for argument 'v'"),
-    "unknown operator": (lambda: linnet.info("sofmax"), ValueError, "there is no operator 'sofmax', expected one of softmax, softmax_decode"),
+    "state missing": (
+        lambda: linnet.linear_decode(q4, q4, q4),
+        TypeError,
+        "linear_decode() missing 1 required keyword-only argument: 'state'",
+    ),
+    "unknown option": (
+        lambda: linnet.softmax(q4, q4, q4, casual=True),
+        TypeError,
+        "softmax() got an unexpected keyword argument 'casual'",
+    ),
+    "not a tensor": (
+        lambda: linnet.softmax(q4, q4, [1.0]),
+        RuntimeError,
+        "linnet::softmax() Expected a value of type 'Tensor' for argument 'v'",
+    ),
+    "unknown operator": (
+        lambda: linnet.info("sofmax"),
+        ValueError,
+        "there is no operator 'sofmax', expected one of softmax, softmax_decode",
+    ),
 }
 
 
@@ -254,19 +309,38 @@ class Option(ctypes.Structure):
 
 
 class Context(ctypes.Structure):
-    _fields_ = [("executor", ctypes.c_void_p), ("impl", ctypes.c_char_p), ("workspace", ctypes.c_void_p), ("bytes", ctypes.c_int64)]
+    _fields_ = [
+        ("executor", ctypes.c_void_p),
+        ("impl", ctypes.c_char_p),
+        ("workspace", ctypes.c_void_p),
+        ("bytes", ctypes.c_int64),
+    ]
 
 
-DTYPES = {torch.float64: 1, torch.float32: 2, torch.bfloat16: 3, torch.float16: 4, torch.int64: 5, torch.int32: 6, torch.uint8: 7, torch.bool: 7}
+DTYPES = {
+    torch.float64: 1,
+    torch.float32: 2,
+    torch.bfloat16: 3,
+    torch.float16: 4,
+    torch.int64: 5,
+    torch.int32: 6,
+    torch.uint8: 7,
+    torch.bool: 7,
+}
 
 
-def call_c(name, tensors, options):
-    library = ctypes.CDLL(str(PATH))
+def call_c(library, name, tensors, options):
+    library = ctypes.CDLL(str(library))
     integers = ctypes.c_int64 * 8
     views = (Tensor * len(tensors))(
-        *(Tensor(key.encode(), t.data_ptr(), DTYPES[t.dtype], 0, t.dim(), integers(*t.shape), integers(*t.stride())) for key, t in tensors.items())
+        *(
+            Tensor(key.encode(), t.data_ptr(), DTYPES[t.dtype], 0, t.dim(), integers(*t.shape), integers(*t.stride()))
+            for key, t in tensors.items()
+        )
     )
-    texts = {key: ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() for key, value in options.items()}
+    texts = {
+        key: ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() for key, value in options.items()
+    }
     words = (Option * len(texts))(*(Option(key.encode(), text.encode()) for key, text in texts.items()))
     message = ctypes.create_string_buffer(512)
     arguments = (name.encode(), 0, views, len(views), words, len(words))
@@ -279,15 +353,16 @@ def call_c(name, tensors, options):
     assert code == 0, message.value
 
 
+@pytest.mark.parametrize("library", [PATH, PATH.parents[2] / "liblinnet_c.so"], ids=lambda path: path.name)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
-def test_same_bits_as_the_c_header(case):
+def test_same_bits_as_the_c_header(case, library):
     name, given, options = case
     tensors = make(name, given, **options)
     copies = {key: t.clone() for key, t in tensors.items()}
     expected = call(name, tensors, **options, **every_output(name))
     outputs = [decl["name"] for decl in linnet.info(name)["outputs"]]
     results = {key: torch.full_like(t, 7) for key, t in zip(outputs, expected if isinstance(expected, tuple) else (expected,))}
-    call_c(name, {**copies, **results}, options)
+    call_c(library, name, {**copies, **results}, options)
     for key, t in zip(outputs, expected if isinstance(expected, tuple) else (expected,)):
         assert torch.equal(results[key], t)
     assert all(torch.equal(copies[key], t) for key, t in tensors.items())
@@ -330,15 +405,24 @@ def test_listing():
 def test_library_needs_only_the_stable_shim_of_torch():
     undefined = subprocess.run(["nm", "-D", "--undefined-only", PATH], capture_output=True, text=True, check=True).stdout
     symbols = [line.split()[-1] for line in undefined.splitlines()]
-    foreign = [s for s in symbols if not re.search(r"@(GLIBC|GLIBCXX|CXXABI|GCC)_", s) and not s.startswith(("_ITM_", "__gmon_start__"))]
+    foreign = [
+        s
+        for s in symbols
+        if not re.search(r"@(GLIBC|GLIBCXX|CXXABI|GCC)_", s) and not s.startswith(("_ITM_", "__gmon_start__"))
+    ]
     assert len(foreign) > 20  # the shim itself
     assert [s for s in foreign if not re.fullmatch(r"(aoti_torch|torch)_\w+", s)] == []
     needed = subprocess.run(["readelf", "-d", PATH], capture_output=True, text=True, check=True).stdout
     assert "RPATH" not in needed and "RUNPATH" not in needed
-    assert {name for name in re.findall(r"\[(lib[a-z0-9_]+)\.so", needed) if "torch" in name or "c10" in name} == {"libtorch_cpu"}
+    assert {name for name in re.findall(r"\[(lib[a-z0-9_]+)\.so", needed) if "torch" in name or "c10" in name} == {
+        "libtorch_cpu"
+    }
 
 
 def test_import_needs_nothing_but_torch():
-    code = "import torch, sys; before = set(sys.modules); import linnet; print(*sorted(m for m in set(sys.modules) - before if '.' not in m))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(PATH.parents[1])}).stdout
+    code = "import torch, sys; before = set(sys.modules); import linnet; "
+    code += "print(*sorted(m for m in set(sys.modules) - before if '.' not in m))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(PATH.parents[1])}
+    ).stdout
     assert loaded.split() == ["linnet"]

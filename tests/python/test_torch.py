@@ -55,7 +55,9 @@ def test_opcheck_backward(case):
 )
 def test_gradcheck(case, eager):
     name, given, options = case
-    tensors = differentiable(name, make(name, given, dtype=torch.float64, sizes={"K": 2, "V": 2, "Tk": 6, "H": 2, "Hkv": 1}, **options))
+    tensors = differentiable(
+        name, make(name, given, dtype=torch.float64, sizes={"K": 2, "V": 2, "Tk": 6, "H": 2, "Hkv": 1}, **options)
+    )
     chosen = [key for key, tensor in tensors.items() if tensor.requires_grad]
     outputs = [decl["differentiable"] for decl in linnet.info(name)["outputs"]]
 

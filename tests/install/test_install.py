@@ -1,0 +1,44 @@
+"""cmake --install serves programs out of the tree: find_package from C++, a shared and a static library from C99."""
+
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("LINNET_BUILD", ROOT / "build")).resolve()
+
+
+def run(*command):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{command}\nexit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prefix")
+    run("cmake", "--install", BUILD, "--prefix", folder)
+    return folder
+
+
+def test_cpp_example_finds_the_package(prefix, tmp_path):
+    run("cmake", "-S", ROOT / "examples/cpp", "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", tmp_path)
+    assert run(tmp_path / "attention")
+
+
+@pytest.mark.parametrize("libraries", [["-llinnet_c"], ["-llinnet", "-lstdc++", "-lpthread", "-lm"]], ids=["shared", "static"])
+def test_c_example_links(prefix, tmp_path, libraries):
+    code = re.search(r"^```c\n(.*?)^```$", (ROOT / "docs/c.md").read_text(), re.MULTILINE | re.DOTALL).group(1)
+    (tmp_path / "program.c").write_text(code)
+    warnings = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
+    place = [f"-I{prefix}/include/linnet/capi", f"-L{prefix}/lib", f"-Wl,-rpath,{prefix}/lib"]
+    run("cc", *warnings, *place, tmp_path / "program.c", *libraries, "-o", tmp_path / "program")
+    assert "softmax: there is no option 'casual'" in run(tmp_path / "program")
+
+
+def test_command_is_installed(prefix):
+    assert "softmax_paged" in run(prefix / "bin/linnet", "list")
