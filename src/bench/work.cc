@@ -35,7 +35,9 @@ void draw_row(Values kind, std::mt19937_64& random, double* row, int64_t count) 
   double squares = 0;
   for (int64_t i = 0; i < count; ++i) {
     switch (kind) {
+      case Values::feature_sums:
       case Values::unit_interval: row[i] = uniform(random); break;
+      case Values::rounding: row[i] = 0; break;
       case Values::log_decay: row[i] = -0.1 * std::exp(normal(random)); break;
       default: row[i] = normal(random);
     }

@@ -45,6 +45,8 @@ enum class Values {
   logits,         // any real number, or -inf: masked
   unit_rows,      // rows of length one (random cases only)
   unit_interval,  // [0, 1] (random cases only)
+  feature_sums,   // sums of features: positive, the first the largest (random cases only)
+  rounding,       // what rounding took from a state, zeros at first: its value is nobody's, and is not compared
   log_decay,      // natural logarithm of a decay, <= 0 (random cases only)
   offsets,        // cu_seqlens: 0 first, non-decreasing, last = the letter `of`
   lengths,        // each in [0, letter `of`]: what lies at or behind it is not read
