@@ -222,7 +222,12 @@ class Maker {
     }
     for (size_t row = 0; row < values.size(); row += static_cast<size_t>(width)) {
       double factor = 1;
-      if (c_.has_value("mixed") && decl.values == Values::normal) factor = std::pow(10, 2 * random.uniform() - 1.5);
+      // Rows from 0.03 to 3 (exp of more overflows); logits, where hundreds are legal, to 300, element by element when they are
+      // one row (sinks).
+      const bool logits = decl.values == Values::logits;
+      const auto draw_factor = [&] { return std::pow(10, (logits ? 4 : 2) * random.uniform() - 1.5); };
+      const bool mixed = c_.has_value("mixed") && (logits || decl.values == Values::normal);
+      if (mixed) factor = draw_factor();
       if (decl.values == Values::unit_rows) {
         double squares = 0;
         for (int64_t i = 0; i < width; ++i)
@@ -232,7 +237,7 @@ class Maker {
       const bool masked_row = c_.has_value("masked") && decl.values == Values::logits && width > 1 && random.chance(0.1);
       for (int64_t i = 0; i < width; ++i) {
         double& x = values[row + static_cast<size_t>(i)];
-        x *= factor;
+        x *= mixed && logits && array->size.size() == 1 ? draw_factor() : factor;
         if (masked_row || (c_.has_value("masked") && decl.values == Values::logits && random.chance(0.15))) x = -HUGE_VAL;
       }
     }

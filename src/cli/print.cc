@@ -116,7 +116,8 @@ void Progress::at(int64_t done) {
   const std::string unit = unit_.empty() ? "" : " " + unit_;
   std::string line = what_ + ": " + std::to_string(done) + " of " + std::to_string(total_) + unit;
   if (done > 0) {
-    line += ", " + number(rate, 3) + unit + "/s, " + seconds_text(static_cast<double>(total_ - done) / rate) + " left";
+    line +=
+        ", " + number(rate, 3) + unit + "/s, " + seconds_text(std::ceil(static_cast<double>(total_ - done) / rate)) + " left";
   }
   std::fprintf(stderr, "\r\033[K%s", line.c_str());
   std::fflush(stderr);
