@@ -68,7 +68,7 @@ struct SimdTable {
   void (*fold_f32)(const float* x, float* sum, float* highest, float* lowest);  // over lanes_f32 values
   void (*fold_f64)(const double* x, double* sum, double* highest, double* lowest);
   void (*gemm_f32)(const GemmCall<float>& call);
-  void (*gemm_f64)(const GemmCall<double>& call);
+  void (*gemm_f64)(const GemmCall<double>& call);  // exact add; store with depth_to; lane_scale_add: no other
   TileFunctions<float, float> tile_f32;
   TileFunctions<float, Bf16> tile_bf16;
   TileFunctions<float, F16> tile_f16;

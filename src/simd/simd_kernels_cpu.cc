@@ -50,37 +50,34 @@ static void product(const GemmCall<T>& g, const Epilogue& epilogue, const Bounds
   gemm<T, kMemory>(g.m, g.n, g.k, Left<T>{g.a, g.a_row, g.a_depth}, g.b, g.ldb, g.c, g.ldc, epilogue, bounds);
 }
 
-// The masked path of exact memory is the same for every epilogue; two of them, reading C or not, keep this file quick to
-// compile.
-template <class T>
-static void product_exact(const GemmCall<T>& g) {
-  if (g.epilogue == GemmEpilogue::add) return product<T, kExact>(g, Add{});
-  product<T, kExact>(g, Store{});
-}
-
-template <class T>
-static void product_padded(const GemmCall<T>& g) {
-  switch (g.epilogue) {
-    case GemmEpilogue::store: return product<T, kPadded>(g, Store{});
-    case GemmEpilogue::add: return product<T, kPadded>(g, Add{});
-    case GemmEpilogue::scale: return product<T, kPadded>(g, Scale<T>{g.scale});
-    case GemmEpilogue::scale_add: return product<T, kPadded>(g, ScaleAdd<T>{g.scale});
-    case GemmEpilogue::lane_scale_add: return product<T, kPadded>(g, LaneScaleAdd<T>{g.alpha});
-    case GemmEpilogue::row_scale_add: return product<T, kPadded>(g, RowScaleAdd<T>{g.alpha});
-    case GemmEpilogue::row_scale: return product<T, kPadded>(g, RowScale<T>{g.alpha});
-  }
-}
-
-template <class T>
-static void gemm_call(const GemmCall<T>& g) {
+// Every epilogue and bound with float. Their code does not depend on the type, nor the masked path on the epilogue, so a few
+// with double, and two epilogues on exact memory, keep this file quick to compile.
+static void gemm_f32(const GemmCall<float>& g) {
+  if (g.exact && g.epilogue == GemmEpilogue::add) return product<float, kExact>(g, Add{});
+  if (g.exact) return product<float, kExact>(g, Store{});
   switch (g.bounds) {
-    case GemmBounds::full: return g.exact ? product_exact(g) : product_padded(g);
-    case GemmBounds::columns_to: return product<T, kPadded>(g, Store{}, ColumnsTo(g.offset));
-    case GemmBounds::columns_from: return product<T, kPadded>(g, Store{}, ColumnsFrom(g.offset));
-    case GemmBounds::depth_to: return product<T, kPadded>(g, Store{}, DepthTo(g.offset));
-    case GemmBounds::depth_from: return product<T, kPadded>(g, Store{}, DepthFrom(g.offset));
-    case GemmBounds::depth_to_lane: return product<T, kPadded>(g, Store{}, DepthToLane(g.offset));
+    case GemmBounds::full: break;
+    case GemmBounds::columns_to: return product<float, kPadded>(g, Store{}, ColumnsTo(g.offset));
+    case GemmBounds::columns_from: return product<float, kPadded>(g, Store{}, ColumnsFrom(g.offset));
+    case GemmBounds::depth_to: return product<float, kPadded>(g, Store{}, DepthTo(g.offset));
+    case GemmBounds::depth_from: return product<float, kPadded>(g, Store{}, DepthFrom(g.offset));
+    case GemmBounds::depth_to_lane: return product<float, kPadded>(g, Store{}, DepthToLane(g.offset));
   }
+  switch (g.epilogue) {
+    case GemmEpilogue::store: return product<float, kPadded>(g, Store{});
+    case GemmEpilogue::add: return product<float, kPadded>(g, Add{});
+    case GemmEpilogue::scale: return product<float, kPadded>(g, Scale<float>{g.scale});
+    case GemmEpilogue::scale_add: return product<float, kPadded>(g, ScaleAdd<float>{g.scale});
+    case GemmEpilogue::lane_scale_add: return product<float, kPadded>(g, LaneScaleAdd<float>{g.alpha});
+    case GemmEpilogue::row_scale_add: return product<float, kPadded>(g, RowScaleAdd<float>{g.alpha});
+    case GemmEpilogue::row_scale: return product<float, kPadded>(g, RowScale<float>{g.alpha});
+  }
+}
+
+static void gemm_f64(const GemmCall<double>& g) {
+  if (g.exact) return product<double, kExact>(g, Add{});
+  if (g.bounds == GemmBounds::depth_to) return product<double, kPadded>(g, Store{}, DepthTo(g.offset));
+  product<double, kPadded>(g, LaneScaleAdd<double>{g.alpha});
 }
 
 template <class T, class S>
@@ -101,8 +98,8 @@ const SimdTable kTable = {
     kFunctions,
     fold_all<float>,
     fold_all<double>,
-    gemm_call<float>,
-    gemm_call<double>,
+    gemm_f32,
+    gemm_f64,
     tile_functions<float, float>(),
     tile_functions<float, Bf16>(),
     tile_functions<float, F16>(),
