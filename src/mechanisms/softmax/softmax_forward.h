@@ -10,16 +10,19 @@
 
 namespace linnet::LINNET_ISA {
 
-inline constexpr int64_t kSplit = 1024;
+inline constexpr int64_t kSplit = 512;
 
 template <class P>
 LINNET_INLINE int64_t splits_of(const P& problem, const Sequence& seq) {
   return seq.tq * problem.group() <= kLanes ? larger(1, divide_up(seq.n, kSplit)) : 1;
 }
 template <class P>
-LINNET_INLINE int64_t tasks_of(const P& problem, const Sequence& seq, int tiles) {
+LINNET_INLINE int64_t tasks_of(const P& problem, const Sequence& seq, int tiles, int few_heads) {
   const int64_t rows = seq.tq * problem.group();
   if (rows == 0) return 0;
+  if (P::kReadsInPlace && rows <= kFewRows) {
+    return divide_up(problem.key_heads(), few_heads) * splits_of(problem, seq);
+  }
   if (rows <= kLanes) return problem.key_heads() * splits_of(problem, seq);
   return problem.key_heads() * divide_up(rows, kLanes * tiles);
 }
@@ -41,14 +44,16 @@ struct ForwardMemory {
   T* parts;                          // sums, then maximum and total of each row
   char* worker;
   int64_t worker_bytes;
+  int few_heads;  // of a task of the row kernel; like `tiles` it changes no bit
 
   LINNET_INLINE ForwardMemory(Arena& arena, const P& problem, int tiles, int workers, int64_t part_rows) {
     first_task = arena.take<int64_t>(problem.sequences() + 1);
     first_part = arena.take<int64_t>(problem.sequences() + 1);
     parts = arena.take<T>(part_rows * (round_up<T>(problem.value_width()) + 2));
+    few_heads = heads_per_task(problem, problem.sequences() * divide_up(problem.longest_keys(), kSplit), workers);
     Arena one;
     typename A::Scratch(one, problem.key_width(), problem.value_width(), problem.bias.given(), tiles);
-    RowScratch<T>(one, problem.key_width(), problem.value_width());
+    RowScratch<T>(one, problem.key_width(), problem.value_width(), few_heads);
     worker_bytes = one.used();
     worker = arena.take<char>(worker_bytes * workers);
   }
@@ -89,7 +94,7 @@ void forward(const P& problem, const Launch& launch) {
   memory.first_task[0] = memory.first_part[0] = 0;
   for (int64_t s = 0; s < sequences; ++s) {
     const Sequence seq = problem.sequence(s);
-    memory.first_task[s + 1] = memory.first_task[s] + tasks_of(problem, seq, tiles);
+    memory.first_task[s + 1] = memory.first_task[s] + tasks_of(problem, seq, tiles, memory.few_heads);
     memory.first_part[s + 1] = memory.first_part[s] + part_rows_of(problem, seq);
     pairs += static_cast<double>(seq.tq) * static_cast<double>(seq.n);
   }
@@ -104,7 +109,7 @@ void forward(const P& problem, const Launch& launch) {
   run_tasks(launch, memory.first_task[sequences], flops, [&](int64_t task, int worker) {
     Arena own(memory.worker + worker * memory.worker_bytes);
     const typename A::Scratch scratch(own, K, V, problem.bias.given(), tiles);
-    const RowScratch<T> row_scratch(own, K, V);
+    const RowScratch<T> row_scratch(own, K, V, memory.few_heads);
     int64_t low = 0, high = sequences;  // the sequence of this task
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
@@ -121,21 +126,30 @@ void forward(const P& problem, const Launch& launch) {
       }
       return;
     }
-    const int64_t head = local / splits, split = local % splits;
-    const int64_t begin = split * kSplit, end = smaller(begin + kSplit, seq.n);
+    const int64_t split = local % splits, begin = split * kSplit, end = smaller(begin + kSplit, seq.n);
     const int few = static_cast<int>(rows);
     if (P::kReadsInPlace && rows <= kFewRows) {
-      T maximum[kLanes], total[kLanes];
-      few_rows(problem, seq, head, few, begin, end, row_scratch, maximum, total);
-      if (splits == 1) return problem.finish(seq, head, 0, few, row_scratch.o, true, maximum, total, scratch.staging());
-      T* const to = part(low, seq, head, split);
-      for (int64_t i = 0; i < rows * ldo; ++i) to[i] = row_scratch.o[i];
-      for (int r = 0; r < few; ++r) {
-        to[rows * ldo + r] = maximum[r];
-        to[rows * ldo + rows + r] = total[r];
+      const int chunk = memory.few_heads;
+      const int64_t first = local / splits * chunk;
+      const int count = static_cast<int>(smaller(chunk, heads - first));
+      few_rows(problem, seq, first, count, few, begin, end, row_scratch);
+      for (int h = 0; h < count; ++h) {
+        const T *const o = row_scratch.o + h * rows * ldo, *const maximum = row_scratch.maximum + h * kLanes;
+        const T* const total = row_scratch.total + h * kLanes;
+        if (splits == 1) {
+          problem.finish(seq, first + h, 0, few, o, true, maximum, total, scratch.staging());
+          continue;
+        }
+        T* const to = part(low, seq, first + h, split);
+        for (int64_t i = 0; i < rows * ldo; ++i) to[i] = o[i];
+        for (int r = 0; r < few; ++r) {
+          to[rows * ldo + r] = maximum[r];
+          to[rows * ldo + rows + r] = total[r];
+        }
       }
       return;
     }
+    const int64_t head = local / splits;
     forward_block<A>(problem, seq, head, 0, 1, begin, end, scratch, tile);
     if (splits == 1) {
       return problem.finish(seq, head, 0, few, tile[0].ot, false, tile[0].maximum, tile[0].sum, scratch.staging());
