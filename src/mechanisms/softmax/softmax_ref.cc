@@ -215,7 +215,10 @@ int64_t softmax_workspace(const SoftmaxArgs& args, Pass pass, int) {
   ForwardScratch(arena, Tk, K, V);
   if (pass == Pass::forward) return arena.used();
   arena.take<double>(Tk * K + Tk * V + K + V + H);
-  if (args.bias.given()) arena.take<double>(args.bias.elements());  // dbias: at most this many sums
+  // dbias has at most this many sums: a broadcast dimension counts 1, even of a batch of 0.
+  int64_t sums = 1;
+  for (int d = 0; d < args.bias.rank; ++d) sums *= args.bias.size[d] > 1 ? args.bias.size[d] : 1;
+  if (args.bias.given()) arena.take<double>(sums);
   return arena.used();
 }
 
