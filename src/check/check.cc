@@ -84,6 +84,8 @@ void judge(const Problem& problem, const Execution& reference, const std::vector
     gate.rms = rms_gate(problem.dtype, pass, against, problem.op->growing, reference.largest_logit);
     gate.terms = reference.flops[pass == Pass::backward] / 2 / std::max<double>(1, static_cast<double>(tensor.values.size()));
     gate.stored = tensor.dtype;
+    const TensorDecl* output = problem.op->find_output(tensor.name);
+    gate.least = output != nullptr && output->values == Values::logits ? 1 : 0;
     Comparison comparison;
     if (expected->size != tensor.size) {
       comparison.ok = false;

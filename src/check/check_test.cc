@@ -204,6 +204,11 @@ TEST(Compare, Rules) {
     EXPECT_EQ(c.ok, row.ok) << row.name << ": rms " << c.rms << " max " << c.max << " " << c.note;
     EXPECT_NE(c.note.find(row.note), std::string::npos) << row.name << ": " << c.note;
   }
+  // log(1 + x) = x of small x has the rounding of 1.
+  const Gate logarithms = {.rms = 1e-6, .epsilon = 0x1p-23, .least = 1};
+  EXPECT_TRUE(compare({0.00099}, {0.0009901}, {1}, logarithms).ok);
+  EXPECT_FALSE(compare({0.00099}, {0.001}, {1}, logarithms).ok);
+  EXPECT_FALSE(compare({0.00099}, {0.0009901}, {1}, {.rms = 1e-6, .epsilon = 0x1p-23}).ok);
   // One element of many: the RMS is within its gate, the largest error is not.
   std::vector<double> want(100'000, 1), got = want;
   got[17] = 1.05;

@@ -80,8 +80,8 @@ Comparison compare(const std::vector<double>& got, const std::vector<double>& wa
         kCancelledEpsilons * gate.epsilon * std::sqrt(std::max(1.0, gate.terms / kCancelledTerms));
     if (largest_error > 0 && result.note.empty()) result.note = "small: errors relative to the scale " + text(gate.scale);
   } else {
-    result.rms = ratio(rms_error, rms_reference);
-    result.max = ratio(largest_error, largest_reference);
+    result.rms = ratio(rms_error, std::max(rms_reference, gate.least));
+    result.max = ratio(largest_error, std::max(largest_reference, gate.least));
     result.rms_gate = gate.rms;
     result.max_gate = kMaxOverRms * gate.rms;
   }

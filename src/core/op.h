@@ -42,7 +42,7 @@ enum class Element {
 // What the values of a tensor mean. Offsets and lengths are checked; random cases are drawn accordingly.
 enum class Values {
   normal,         // any real number
-  logits,         // any real number, or -inf: masked
+  logits,         // natural logarithms of weights: any real number, or -inf: masked; an error counts against at least 1
   unit_rows,      // rows of length one (random cases only)
   unit_interval,  // [0, 1] (random cases only)
   feature_sums,   // sums of features: positive, the first the largest (random cases only)
