@@ -10,31 +10,49 @@
 namespace linnet::LINNET_ISA {
 namespace {
 
-// The runs of heads that share a head of a tensor with `own` heads.
+// How the heads of a sequence are cut into units: runs of `heads` (the last may be shorter), of which `share` in a row add up
+// to one head of a gradient.
 struct Groups {
-  int64_t count;  // per sequence
-  int heads;
+  int64_t total;
+  int share, heads;
+  int64_t count() const { return heads == 0 ? 0 : (total + heads - 1) / heads; }
 };
-LINNET_INLINE Groups groups_of(const LinearShape& s, int64_t own) { return {own, own == 0 ? 0 : static_cast<int>(s.H / own)}; }
 
-// One kind of walk over all sequences and groups.
+// Neighbouring heads lie side by side in memory: walking them together chunk by chunk uses whole lines and pages while they are
+// near (T 8192, 8 heads of 64: 335 ns per token and head instead of 415 head by head). As many as leave every worker a unit,
+// while their states take half of a 1 MB L2. Heads are independent, so this cut changes no bit.
+LINNET_INLINE Groups groups_of(const LinearShape& s, int64_t own, int64_t state_bytes, int workers) {
+  if (own == 0 || s.N == 0) return {0, 0, 0};
+  const int64_t share = s.H / own, per_sequence = (workers + s.N - 1) / s.N;
+  const int64_t spread = (own + per_sequence - 1) / per_sequence, fits = (int64_t{512} << 10) / (share * state_bytes + 1);
+  const int64_t runs = spread < fits ? spread : fits > 1 ? fits : 1;
+  return {s.H, static_cast<int>(share), static_cast<int>(share * runs)};
+}
+
+// One kind of walk over all sequences and heads.
 template <class T, class Source>
 struct Job {
   bool wanted = false;
-  Groups groups{0, 0};
-  Source prototype;  // everything but the sequence and the group
+  Groups groups{0, 0, 0};
+  Source prototype;  // everything but the sequence and the heads
 
-  int64_t units() const { return wanted ? prototype.s.N * groups.count : 0; }
+  int64_t units() const { return wanted ? prototype.s.N * groups.count() : 0; }
   Source unit(int64_t i) const {
     Source source = prototype;
-    source.n = i / groups.count;
-    source.head0 = i % groups.count * groups.heads;
-    source.count = groups.heads;
+    source.n = i / groups.count();
+    source.head0 = i % groups.count() * groups.heads;
+    source.count = static_cast<int>(groups.total - source.head0 < groups.heads ? groups.total - source.head0 : groups.heads);
+    source.share = groups.share;
     source.seq = linear_sequence(*source.args, source.n);
-    if (source.dw != nullptr) source.dw += i * source.s.F * source.ldk();
     return source;
   }
 };
+
+template <class T, class Source>
+Job<T, Source> job_of(bool wanted, Source prototype, int64_t own, int workers) {
+  const int64_t bytes = prototype.state().elements() * static_cast<int64_t>(sizeof(T));
+  return {wanted, groups_of(prototype.s, own, bytes, workers), prototype};
+}
 
 // What one worker needs for a job: its chunk and, without the ladder, the states of a group.
 template <class T>
@@ -162,20 +180,20 @@ template <class T, class E, bool kSums>
 struct ForwardPass {
   using Source = LinearForward<T, E, kSums>;
   using Jobs = Job<T, Source>;
-  static Jobs job(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads) {
+  static Jobs job(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads, int workers) {
     const LinearShape s = linear_shape(args);
-    return {true, groups_of(s, s.H), prototype<Source>(args, out, grads, s, false)};
+    return job_of<T>(true, prototype<Source>(args, out, grads, s, false), s.H, workers);
   }
   static int64_t workspace(const LinearArgs& args, int workers) {
     const LinearOut out;
     const LinearGrads grads;
     Arena arena;
-    plan_of<T>(arena, args, linear_shape(args), false, workers, job(args, out, grads));
+    plan_of<T>(arena, args, linear_shape(args), false, workers, job(args, out, grads, workers));
     return arena.used();
   }
   static void run(const LinearArgs& args, const LinearOut& out, const Launch& launch) {
     const LinearGrads grads;
-    Jobs forward = job(args, out, grads);
+    Jobs forward = job(args, out, grads, launch.workers);
     Arena arena(launch.workspace);
     const Plan<T> plan = plan_of<T>(arena, args, forward.prototype.s, false, launch.workers, forward);
     load_weights_of<T, E>(args, forward.prototype.s, plan.weights);
@@ -194,14 +212,15 @@ struct BackwardPass {
   Job<T, LinearValueGrad<T, E>> value;
   bool wants_dw;
 
-  BackwardPass(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads) {
+  BackwardPass(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads, int workers) {
     const LinearShape s = linear_shape(args);
     wants_dw = grads.dw.given();
-    query = {grads.dq.given() || wants_dw, groups_of(s, s.Hq), prototype<LinearQueryGrad<T, E>>(args, out, grads, s, false)};
-    key = {grads.dk.given() || wants_dw || grads.dinitial_z.given(), groups_of(s, s.Hk),
-           prototype<LinearKeyGrad<T, E>>(args, out, grads, s, true)};
-    value = {grads.dv.given() || grads.dinitial_state.given(), groups_of(s, s.Hv),
-             prototype<LinearValueGrad<T, E>>(args, out, grads, s, true)};
+    query =
+        job_of<T>(grads.dq.given() || wants_dw, prototype<LinearQueryGrad<T, E>>(args, out, grads, s, false), s.Hq, workers);
+    key = job_of<T>(grads.dk.given() || wants_dw || grads.dinitial_z.given(),
+                    prototype<LinearKeyGrad<T, E>>(args, out, grads, s, true), s.Hk, workers);
+    value = job_of<T>(grads.dv.given() || grads.dinitial_state.given(),
+                      prototype<LinearValueGrad<T, E>>(args, out, grads, s, true), s.Hv, workers);
   }
   Plan<T> plan(Arena& arena, const LinearArgs& args, int workers) const {
     return plan_of<T>(arena, args, query.prototype.s, wants_dw, workers, query, key, value);
@@ -217,13 +236,13 @@ struct BackwardPass {
       if (wanted & 8) some.dw = args.w;
       Arena arena;
       const LinearOut out;
-      BackwardPass(args, out, some).plan(arena, args, workers);
+      BackwardPass(args, out, some, workers).plan(arena, args, workers);
       if (arena.used() > most) most = arena.used();
     }
     return most;
   }
   static void run(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads, const Launch& launch) {
-    BackwardPass pass(args, out, grads);
+    BackwardPass pass(args, out, grads, launch.workers);
     const LinearShape& s = pass.query.prototype.s;
     Arena arena(launch.workspace);
     const Plan<T> plan = pass.plan(arena, args, launch.workers);

@@ -75,9 +75,10 @@ struct LinearUnit {
   int64_t n;      // the sequence
   int64_t head0;  // the group: heads head0 .. head0 + count - 1
   int count;
+  int share;         // of which so many in a row add up to one head of the gradient; divides count
   bool reversed;     // positions run from the last token to the first
   const T* weights;  // map t2r: per query head w [F, ldk], then its transpose [K, ldf]
-  T* dw;             // this unit's [F, ldk], or null
+  T* dw;             // map t2r: [N, Hq, F, ldk], or null
 
   LINNET_INLINE int heads() const { return count; }
   LINNET_INLINE bool causal() const { return args->causal; }
@@ -134,6 +135,10 @@ struct LinearUnit {
   LINNET_INLINE Rows<E> q(int head) const { return along(args->q, seq.q0, seq.q1, s.q_head(head0 + head)); }
   LINNET_INLINE Rows<E> k(int head) const { return along(args->k, seq.k0, seq.k1, s.k_head(head0 + head)); }
   LINNET_INLINE Rows<E> v(int head) const { return along(args->v, seq.k0, seq.k1, s.v_head(head0 + head)); }
+  LINNET_INLINE void add_ahead(const Rows<E>& from, int64_t at, int64_t width, int rows, Ahead* ahead_of) const {
+    if (rows > 0)
+      ahead_of->add(from.at(at), from.stride * static_cast<int64_t>(sizeof(E)), width * static_cast<int64_t>(sizeof(E)), rows);
+  }
   LINNET_INLINE T* den(int head, int64_t position) const {
     return out->den.template at<T>(seq.b, reversed ? seq.q1 - 1 - position : seq.q0 + position, head0 + head);
   }
@@ -200,16 +205,25 @@ struct LinearUnit {
     return !any(is_nan(watch));
   }
 
+  LINNET_INLINE void gradient_ahead(int head, int64_t at, int rows, Ahead* ahead_of) const {
+    add_ahead(q(head), at, s.K, rows, ahead_of);
+    add_ahead(k(head), at, s.K, rows, ahead_of);
+    add_ahead(v(head), at, s.V, rows, ahead_of);
+    if (grads->dout.given()) add_ahead(along(grads->dout, seq.q0, seq.q1, head0 + head), at, s.V, rows, ahead_of);
+    if (args->normalize) add_ahead(along(out->out, seq.q0, seq.q1, head0 + head), at, s.V, rows, ahead_of);
+  }
+
   // ---- results
 
-  // Rows of one head of the group; the last head's call stores their sum.
+  // Rows of one head; the last head of those that share a gradient stores their sum.
   void store_group(const T* rows_of, int64_t ld, int head, int64_t at, int rows, int width, Rows<E> to, T* sum) const {
-    if (count > 1) {
+    if (share > 1) {
       T* place = sum + at % kChunk * ld;
+      const bool first = head % share == 0;
       for (int64_t i = 0; i < rows * ld; i += X::W) {
-        X::store(place + i, head == 0 ? X::load(rows_of + i) : X::load(place + i) + X::load(rows_of + i));
+        X::store(place + i, first ? X::load(rows_of + i) : X::load(place + i) + X::load(rows_of + i));
       }
-      if (head < count - 1) return;
+      if (head % share < share - 1) return;
       rows_of = place;
     }
     store_tile<T>(rows_of, ld, rows, width, to.at(at), to.stride);
@@ -334,6 +348,13 @@ struct LinearForward : LinearUnit<T, E> {
   StateShape<T> state() const {
     return {static_cast<int>(this->s.F), static_cast<int>(this->s.V), this->s.shifted ? static_cast<int>(this->s.F) : 0};
   }
+  void ahead(int head, int64_t at, int rows, Ahead* ahead_of) const {
+    const Rows<E> to = this->along(this->out->out, this->seq.q0, this->seq.q1, this->head0 + head);
+    this->add_ahead(to, at, this->s.V, rows, ahead_of);
+    this->add_ahead(this->q(head), at, this->s.K, rows, ahead_of);
+    this->add_ahead(this->v(head), at, this->s.V, rows, ahead_of);
+    this->add_ahead(this->k(head), at, this->s.K, rows, ahead_of);
+  }
   void begin(int head, T* state_of) const {
     this->load_state(state(), false, head, this->args->initial_state, this->args->initial_z, state_of);
   }
@@ -425,6 +446,7 @@ struct LinearInputGrad : LinearUnit<T, E> {
   using typename U::X;
   static constexpr bool kSums = false;
 
+  void ahead(int head, int64_t at, int rows, Ahead* ahead_of) const { this->gradient_ahead(head, at, rows, ahead_of); }
   bool sums_wanted() const { return this->args->normalize || this->grads->dfinal_z.given(); }
   StateShape<T> state() const {
     return {static_cast<int>(this->s.V) + (sums_wanted() ? 1 : 0), static_cast<int>(this->s.F),
@@ -450,7 +472,15 @@ struct LinearInputGrad : LinearUnit<T, E> {
         }
       }
     } else if (this->args->map != FeatureMap::identity) {
-      map_rows_backward<T>(this->map(head), x.at(at), x.stride, rows, c.o, c.ldz, spare.dx, this->dw, spare.scratch);
+      T* part = this->dw;
+      if (part != nullptr) part += (this->n * this->s.Hq + this->s.q_head(this->head0 + head)) * this->s.F * this->ldk();
+      for (int first = 0, end; first < rows; first = end) {  // runs of rows without a masked key, whose x must not reach dw
+        for (end = first; end < rows && !(kKeys && this->masked(at + end)); ++end) {
+        }
+        map_rows_backward<T>(this->map(head), x.at(at + first), x.stride, end - first, c.o + first * c.ldz, c.ldz,
+                             spare.dx + first * this->ldk(), part, spare.scratch);
+        for (; end < rows && kKeys && this->masked(at + end); ++end) zero_row(spare.dx + end * this->ldk(), this->ldk());
+      }
     }
     if (this->s.shifted || this->args->map != FeatureMap::identity) {
       result = spare.dx;
@@ -547,6 +577,7 @@ struct LinearValueGrad : LinearUnit<T, E> {
   StateShape<T> state() const {
     return {static_cast<int>(this->s.F), static_cast<int>(this->s.V), this->s.shifted ? static_cast<int>(this->s.F) : 0};
   }
+  void ahead(int head, int64_t at, int rows, Ahead* ahead_of) const { this->gradient_ahead(head, at, rows, ahead_of); }
   void begin(int head, T* state_of) const {
     this->load_state(state(), false, head, this->grads->dfinal_state, View(), state_of);
   }

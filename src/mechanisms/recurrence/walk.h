@@ -16,6 +16,7 @@
 //   void keys(int head, int64_t at, int rows, const T* state, const Chunk<T>&) const            fills yt [I, C]
 //   bool values(int head, int64_t at, int rows, const T* state, const Chunk<T>&) const          fills z; false: not all finite
 //   void queries(int head, int64_t at, int rows, const T* state, const Chunk<T>&) const         fills x
+//   void ahead(int head, int64_t at, int rows, Ahead*) const                                    tells the rows that come next
 //   void finish(int head, int64_t at, int rows, const T* state, const Chunk<T>&) const          takes o (and n) away
 //
 // Positions count along the walk; a source that walks backward in time turns them round. These callbacks are where types are
@@ -74,6 +75,7 @@ void walk(const Source& source, T* states, const Chunk<T>& c) {
   const StateShape<T> shape = source.state();
   const int heads = source.heads();
   const int64_t readers = source.readers(), writers = source.writers();
+  c.ahead->clear();
   for (int head = 0; head < heads; ++head) source.begin(head, states + head * shape.elements());
   if (!source.causal()) {
     for (int64_t at = 0; at < writers; at += kChunk) {
@@ -94,6 +96,10 @@ void walk(const Source& source, T* states, const Chunk<T>& c) {
         const int n = source.admit(head, at + done, rows - done, state, c);
         source.keys(head, at + done, n, state, c);
         const bool finite = source.values(head, at + done, n, state, c);
+        if (done == 0) {
+          c.ahead->clear();
+          source.ahead(head, at + rows, chunk_rows(at + rows, readers), c.ahead);
+        }
         walk_read<T>(source, shape, head, at + done, n, state, c, finite);
         chunk_write<T, true, Source::kSums>(n, shape, state, c);
         done += n;
