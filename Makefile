@@ -12,7 +12,7 @@ export PYTHON JOBS
 configure = cmake --log-level=NOTICE -S . -B $(1) $(if $(wildcard $(1)/CMakeCache.txt),,$(if $(shell command -v ninja),-G Ninja) \
   $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache) -DCMAKE_BUILD_TYPE=Release)
 
-.PHONY: linnet demo test test-build check bench wheel format lint sanitize sanitize-address sanitize-thread \
+.PHONY: linnet demo test test-build check bench wheel package-check format lint sanitize sanitize-address sanitize-thread \
   clean distclean help
 
 linnet: ## build the command, build/linnet (the default)
@@ -42,7 +42,12 @@ bench: test-build ## measure the mechanisms beside PyTorch's own functions, with
 
 wheel: ## build the Python package as dist/*.whl
 	@tools/setup.sh test
-	@$(if $(shell command -v ccache),CMAKE_CXX_COMPILER_LAUNCHER=ccache) $(VENV)/bin/python -m pip wheel . --no-build-isolation --no-deps --disable-pip-version-check --wheel-dir dist
+	@rm -rf dist
+	@$(if $(shell command -v ccache),CMAKE_CXX_COMPILER_LAUNCHER=ccache) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	  $(VENV)/bin/python -m pip wheel . --no-build-isolation --no-deps --disable-pip-version-check --wheel-dir dist
+
+package-check: test-build wheel ## use the installed C++ package and the wheel as a user would
+	@tools/package_check.sh $(BUILD)
 
 format: ## format all C++ sources in place
 	@tools/setup.sh lint
@@ -69,4 +74,4 @@ distclean: clean ## remove also the Python environment
 	@rm -rf .venv
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
