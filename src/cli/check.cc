@@ -358,6 +358,11 @@ void check_random(const Plan& plan, Report* report) {
     const Op& op = draw_op(ops, random);
     sampling.impls = impls_of(op, plan.impl);
     Status status = check::sample_case(op, random, sampling, &c);
+    if (status.ok() && plan.verbose && !plan.json) {  // before it runs: a case that kills the process is the last line
+      progress.clear();
+      std::printf("%s\n", check::to_text(c).c_str());
+      std::fflush(stdout);
+    }
     if (status.ok()) status = check::run_case(c, &result);
     if (!status.ok()) {
       progress.clear();
@@ -365,10 +370,6 @@ void check_random(const Plan& plan, Report* report) {
       return;
     }
     worst.add(op, result);
-    if (plan.verbose && !plan.json) {
-      progress.clear();
-      std::printf("%s\n", result.what.c_str());
-    }
     report->add(op.name, result, plan.verbose);
     if (result.ok() || plan.json || ++shown > kMaxShown) continue;
     progress.clear();
