@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int64_t kTokens = 37, kHeads = 2, kWidth = 8;
+constexpr int64_t kTokens = 199, kHeads = 4, kWidth = 32;  // enough work for several threads
 const int64_t kSizes[] = {1, kTokens, kHeads, kWidth};
 const int64_t kRows[] = {1, kTokens, kHeads};
 
@@ -85,6 +85,7 @@ TEST(CHeader, executors_never_change_a_bit) {
   bool called = false;
   linnet_executor* own = linnet_executor_new(3, run_in_turn, &called);
   EXPECT_EQ(softmax_by_name(own), expected);
+  EXPECT_TRUE(called);
   linnet_executor_free(own);
   EXPECT_EQ(linnet_threads(0), nullptr);
   EXPECT_EQ(linnet_threads(2000), nullptr);
