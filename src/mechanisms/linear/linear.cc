@@ -68,20 +68,18 @@ Status check_decode(const LinearDecodeArgs& args, const Dims& dims) {
   return {};
 }
 
-// recurrence.md section 9: causal 2 C (F + V) / 2 for the triangle's half + 4 F V per token and head, chunks of C = 32 here.
+// Useful multiply-adds as two flops, with chunks of C = 32 and the half of each triangle that counts.
+//   forward   read and write of the state 4 F V, scores and their use C (F + V)               per token and head
+//   backward  S, R and three reads of them 10 F V, scores twice and their use C (3 F + 2 V)
+// The walks compute more than that: R twice, scores once more, and the triangles' other half in part.
 Cost cost_linear(const LinearArgs& args, const Dims& dims, Pass pass) {
-  const double H = static_cast<double>(dims["H"]), F = static_cast<double>(dims["F"]), V = static_cast<double>(dims["V"]);
-  const double B = static_cast<double>(dims["B"]), T = static_cast<double>(dims["T"]), S = static_cast<double>(dims["S"]);
-  const double element = static_cast<double>(dtype_size(args.q.dtype));
-  const double rows = element * B *
-                      (T * static_cast<double>(dims["Hq"] * dims["K"]) + S * static_cast<double>(dims["Hk"] * dims["K"]) +
-                       S * static_cast<double>(dims["Hv"]) * V);
-  const double results = element * B * T * H * V + 4 * static_cast<double>(dims["N"]) * H * F * (V + 1);
-  constexpr double kChunk = 32;
-  const double triangle = args.causal ? kChunk * (F + V) * T : 0;
-  const double forward = B * H * (2 * F * V * (T + S) + triangle);
-  if (pass == Pass::forward) return {forward, rows + results};
-  return {2.5 * forward, 2 * rows + results};
+  const auto size = [&](const char* letter) { return static_cast<double>(dims[letter]); };
+  const double B = size("B"), T = size("T"), S = size("S"), H = size("H"), F = size("F"), V = size("V");
+  const double element = static_cast<double>(dtype_size(args.q.dtype)), C = args.causal ? 32 : 0;
+  const double rows = element * B * (T * size("Hq") * size("K") + S * size("Hk") * size("K") + S * size("Hv") * V);
+  const double results = element * B * T * H * V, states = 4 * size("N") * H * F * (V + 1);
+  if (pass == Pass::forward) return {B * H * (2 * F * V * (T + S) + C * (F + V) * T), rows + results + states};
+  return {B * H * (2 * F * V * (2 * T + 3 * S) + C * (3 * F + 2 * V) * T), 2 * rows + results + states};
 }
 
 Cost cost_decode(const LinearDecodeArgs&, const Dims& dims, Pass) {
