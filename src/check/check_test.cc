@@ -300,5 +300,20 @@ TEST(Sample, EveryOperator) {
   }
 }
 
+// The fast part of `linnet check --random`, for every build and every sanitizer.
+TEST(RandomCases, Pass) {
+  Random random(11, "fast");
+  for (const Op* op : all_ops()) {
+    for (int i = 0; i < 40; ++i) {
+      Case c;
+      Result result;
+      ASSERT_TRUE(sample_case(*op, random, {.cost = {4e6, 1e6}}, &c).ok());
+      const Status status = run_case(c, &result);
+      ASSERT_TRUE(status.ok()) << to_text(c) << ": " << status.message();
+      EXPECT_TRUE(result.ok()) << "linnet check --case '" << result.text();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace linnet::check
