@@ -115,11 +115,10 @@ std::string bf16_dots_available() {
 }
 
 #if defined(LINNET_HAS_avx512)
-#define LINNET_BF16_IMPL(stem)                                                                                   \
-  .impl<avx512_bf16::stem##_forward, avx512_bf16::stem##_backward, avx512_bf16::stem##_workspace>("avx512_bf16", \
-                                                                                                  bf16_dots_available)
+#define LINNET_BF16_IMPL(stem, backward) \
+  .impl<avx512_bf16::stem##_forward, backward, avx512_bf16::stem##_workspace>("avx512_bf16", bf16_dots_available)
 #else
-#define LINNET_BF16_IMPL(stem)
+#define LINNET_BF16_IMPL(stem, backward)
 #endif
 
 }  // namespace
@@ -170,7 +169,7 @@ const Op& softmax_op() {
           .compare("window 32 + 16 first", "window=32,32 prefix=16")
           .compare("blocks of 64", "chunk=64")
           .impl<ref::softmax_forward, ref::softmax_backward, ref::softmax_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(softmax) LINNET_BF16_IMPL(softmax);
+          LINNET_ISA_IMPLS(softmax) LINNET_BF16_IMPL(softmax, avx512_bf16::softmax_backward);
   return op;
 }
 
@@ -205,7 +204,7 @@ const Op& softmax_decode_op() {
           .bench("B=1 T=1 H=32 Hkv=8 K=128 V=K capacity=65536 lengths=65000 dtype=bf16 pass=fwd")
           .bench("B=1 T=1 H=8 Hkv=H K=64 V=K capacity=256 lengths=200 dtype=f32 pass=fwd")
           .impl<ref::softmax_decode_forward, nullptr, ref::softmax_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(softmax_decode);
+          LINNET_ISA_IMPLS_FORWARD(softmax_decode) LINNET_BF16_IMPL(softmax_decode, nullptr);
   return op;
 }
 
@@ -236,7 +235,7 @@ const Op& softmax_paged_op() {
           .cost<cost_paged>()
           .bench("B=1|16 Tq=1 H=32 Hkv=8 K=128 V=K P=256*B page=16 pages=256 lengths=4000 causal=1 dtype=f32|bf16 pass=fwd")
           .impl<ref::softmax_paged_forward, nullptr, ref::softmax_paged_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(softmax_paged);
+          LINNET_ISA_IMPLS_FORWARD(softmax_paged) LINNET_BF16_IMPL(softmax_paged, nullptr);
   return op;
 }
 

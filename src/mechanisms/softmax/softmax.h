@@ -101,9 +101,12 @@ Status softmax_merge_backward(const SoftmaxMergeArgs& args, const SoftmaxOut& ou
                               const Context& context);
 
 LINNET_KERNELS(softmax, SoftmaxArgs, SoftmaxOut, SoftmaxGrads)
-LINNET_KERNELS_IN(avx512_bf16, softmax, SoftmaxArgs, SoftmaxOut, SoftmaxGrads)  // AVX512_BF16 dot products
 LINNET_KERNELS(softmax_decode, SoftmaxDecodeArgs, SoftmaxOut, SoftmaxNoGrads)
 LINNET_KERNELS(softmax_paged, SoftmaxPagedArgs, SoftmaxOut, SoftmaxNoGrads)
+// With the bf16 dot products of AVX512_BF16.
+LINNET_KERNELS_IN(avx512_bf16, softmax, SoftmaxArgs, SoftmaxOut, SoftmaxGrads)
+LINNET_KERNELS_IN(avx512_bf16, softmax_decode, SoftmaxDecodeArgs, SoftmaxOut, SoftmaxNoGrads)
+LINNET_KERNELS_IN(avx512_bf16, softmax_paged, SoftmaxPagedArgs, SoftmaxOut, SoftmaxNoGrads)
 LINNET_KERNELS(softmax_merge, SoftmaxMergeArgs, SoftmaxOut, SoftmaxMergeGrads)
 
 // The largest finite |logit| of a prepared call, which its tolerances grow with (tolerance.h).

@@ -24,6 +24,31 @@ void softmax_forward(const SoftmaxArgs& args, const SoftmaxOut& out, const Launc
   forward<Pairs>(p, launch);
 }
 
+int64_t softmax_decode_workspace(const SoftmaxDecodeArgs& args, Pass pass, int workers) {
+  if (args.q.dtype != Dtype::bf16) return avx512::softmax_decode_workspace(args, pass, workers);
+  return forward_workspace<Pairs>(problem_of(args), workers);
+}
+void softmax_decode_forward(const SoftmaxDecodeArgs& args, const SoftmaxOut& out, const Launch& launch) {
+  if (args.q.dtype != Dtype::bf16) return avx512::softmax_decode_forward(args, out, launch);
+  append(args);
+  Problem p = problem_of(args);
+  p.out = out.out;
+  p.lse = out.lse;
+  forward<Pairs>(p, launch);
+}
+
+int64_t softmax_paged_workspace(const SoftmaxPagedArgs& args, Pass pass, int workers) {
+  if (args.q.dtype != Dtype::bf16) return avx512::softmax_paged_workspace(args, pass, workers);
+  return forward_workspace<Pairs>(problem_of(args), workers);
+}
+void softmax_paged_forward(const SoftmaxPagedArgs& args, const SoftmaxOut& out, const Launch& launch) {
+  if (args.q.dtype != Dtype::bf16) return avx512::softmax_paged_forward(args, out, launch);
+  Problem p = problem_of(args);
+  p.out = out.out;
+  p.lse = out.lse;
+  forward<Pairs>(p, launch);
+}
+
 void softmax_backward(const SoftmaxArgs& args, const SoftmaxOut& out, const SoftmaxGrads& grads, const Launch& launch) {
   if (args.q.dtype != Dtype::bf16) return avx512::softmax_backward(args, out, grads, launch);
   const Gradients g{grads.dout, grads.dlse, grads.dq, grads.dk, grads.dv, grads.dbias, grads.dsinks, out.out, out.lse};

@@ -53,7 +53,7 @@ struct ForwardMemory {
     few_heads = heads_per_task(problem, problem.sequences() * divide_up(problem.longest_keys(), kSplit), workers);
     Arena one;
     typename A::Scratch(one, problem.key_width(), problem.value_width(), problem.bias.given(), tiles);
-    RowScratch<T>(one, problem.key_width(), problem.value_width(), few_heads);
+    typename A::Rows::Scratch(one, problem.key_width(), problem.value_width(), few_heads);
     worker_bytes = one.used();
     worker = arena.take<char>(worker_bytes * workers);
   }
@@ -109,7 +109,7 @@ void forward(const P& problem, const Launch& launch) {
   run_tasks(launch, memory.first_task[sequences], flops, [&](int64_t task, int worker) {
     Arena own(memory.worker + worker * memory.worker_bytes);
     const typename A::Scratch scratch(own, K, V, problem.bias.given(), tiles);
-    const RowScratch<T> row_scratch(own, K, V, memory.few_heads);
+    const typename A::Rows::Scratch row_scratch(own, K, V, memory.few_heads);
     int64_t low = 0, high = sequences;  // the sequence of this task
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
@@ -132,9 +132,9 @@ void forward(const P& problem, const Launch& launch) {
       const int chunk = memory.few_heads;
       const int64_t first = local / splits * chunk;
       const int count = static_cast<int>(smaller(chunk, heads - first));
-      few_rows(problem, seq, first, count, few, begin, end, row_scratch);
+      few_rows<typename A::Rows>(problem, seq, first, count, few, begin, end, row_scratch);
       for (int h = 0; h < count; ++h) {
-        const T *const o = row_scratch.o + h * rows * ldo, *const maximum = row_scratch.maximum + h * kLanes;
+        const T *const o = row_scratch.result(h, few, static_cast<int>(V)), *const maximum = row_scratch.maximum + h * kLanes;
         const T* const total = row_scratch.total + h * kLanes;
         if (splits == 1) {
           problem.finish(seq, first + h, 0, few, o, true, maximum, total, scratch.staging());

@@ -90,8 +90,131 @@ struct ScaleMax {
   }
 };
 
+// The row kernel with bf16 products. The values of two tokens are interleaved inside 16-byte pieces, which leaves the channels
+// of each 32 in the order 0-3, 8-11, 16-19, 24-27, 4-7, ..., 28-31; result() puts them right.
+struct PairRows {
+  using T = float;
+  struct Scratch {
+    Pair *q, *p;                     // [heads, rows, ldq], [heads, rows, kKeys / 2]
+    float *o, *s, *maximum, *total;  // [heads, rows, ldo], [heads, rows, kKeys], [heads, kLanes]
+    float* ordered;                  // [rows, round_up(V)]
+    int64_t ldq, ldo;
+    LINNET_INLINE Scratch(Arena& arena, int64_t K, int64_t V, int heads)
+        : ldq(round_up<float>(pairs_of(K))), ldo((V + 31) / 32 * 32) {
+      q = arena.take<Pair>(heads * kFewRows * ldq);
+      p = arena.take<Pair>(heads * kFewRows * (kKeys / 2));
+      o = arena.take<float>(heads * kFewRows * ldo);
+      s = arena.take<float>(heads * kFewRows * kKeys);
+      maximum = arena.take<float>(heads * kLanes);
+      total = arena.take<float>(heads * kLanes);
+      ordered = arena.take<float>(kFewRows * ldo);
+    }
+    const float* result(int h, int rows, int width) const {
+      const int64_t ld = round_up<float>(width);
+      for (int r = 0; r < rows; ++r) {
+        const float* const from = o + (h * rows + r) * ldo;
+        for (int c = 0; c < ld; ++c) ordered[r * ld + c] = from[c / 32 * 32 + c / 4 % 2 * 16 + c % 32 / 8 * 4 + c % 4];
+      }
+      return ordered;
+    }
+  };
+  template <class F>
+  LINNET_INLINE static void with_cache(const View& x, const F& f) {
+    f(static_cast<const Bf16*>(x.data));
+  }
+  LINNET_INLINE static vu32 load32(const Bf16* p, int n) {  // 32 neighbours, zeros behind the first n
+    const __mmask32 mask = n >= 32 ? ~__mmask32{0} : (__mmask32{1} << n) - 1;
+    return reinterpret_cast<vu32>(_mm512_maskz_loadu_epi16(mask, p));
+  }
+  static void load_queries(const Problem& p, const Sequence& seq, int64_t head, int h, int rows, const Scratch& s) {
+    const int K = static_cast<int>(p.key_width());
+    for (int r = 0; r < rows; ++r) {
+      const Bf16* const from = static_cast<const Bf16*>(p.q.data) + p.row_offset(p.q, seq, head, r);
+      for (int c = 0; c < K; c += 32) store_pairs(s.q + (h * rows + r) * s.ldq + c / 2, load32(from + c, K - c));
+    }
+  }
+  static void pack_weights(const Problem&, int h, int rows, const Scratch& s) {
+    // 64 neighbours as bf16 are 32 pairs.
+    for (int i = h * rows * kKeys; i < (h + 1) * rows * kKeys; i += Vec<float>::W) {
+      const auto rounded = _mm512_cvtneps_pbh(Vec<float>::load(s.s + i));
+      __builtin_memcpy(s.p + i / 2, &rounded, sizeof rounded);
+    }
+  }
+  template <int R>
+  LINNET_INLINE static void scores(const Bf16* const (&k)[kScoreTokens], int count, int K, int row, int j, const Scratch& s,
+                                   float factor) {
+    vf acc[R][4] = {};
+    for (int c = 0; c < K; c += 32) {
+      vu32 x[4];
+#pragma GCC unroll 4
+      for (int n = 0; n < 4; ++n) x[n] = load32(k[n] + c, K - c);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const vu32 y = load_pairs(s.q + (row + r) * s.ldq + c / 2);
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; ++n) acc[r][n] = dot_pairs(acc[r][n], x[n], y);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      float sums[4];
+      sum_each(acc[r], sums);
+#pragma GCC unroll 4
+      for (int n = 0; n < 4; ++n) {
+        if (n < count) s.s[(row + r) * kKeys + j + n] = sums[n] * factor;
+      }
+    }
+  }
+  template <int R>
+  LINNET_INLINE static void values(const Bf16* const* v, int count, int width, int row, int j, const Scratch& s) {
+    constexpr int N = R <= 2 ? 4 : 2;  // 16 sums in registers
+    int c = 0;
+    for (; c + N * 32 <= width; c += N * 32) values_part<R, N>(v, count, width, row, j, s, c);
+    for (; c < width; c += 32) values_part<R, 1>(v, count, width, row, j, s, c);
+  }
+  template <int R, int N>
+  LINNET_INLINE static void values_part(const Bf16* const* v, int count, int width, int row, int j, const Scratch& s, int c) {
+    using X = Vec<float>;
+    float* const o = s.o + row * s.ldo + c;
+    vf acc[R][2 * N];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int n = 0; n < 2 * N; ++n) acc[r][n] = X::load(o + r * s.ldo + n * 16);
+    }
+    for (int t = 0; t < count;) {
+      // An odd token alone, or one whose neighbour is not among the given, meets zeros.
+      const bool odd = (j + t) % 2 != 0, two = !odd && t + 1 < count;
+      vu32 pairs[2 * N];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        const vu32 x = load32(v[t] + c + n * 32, width - c - n * 32), zero = {};
+        const vu32 y = two ? load32(v[t + 1] + c + n * 32, width - c - n * 32) : zero;
+        const __m512i low = reinterpret_cast<__m512i>(odd ? zero : x), high = reinterpret_cast<__m512i>(odd ? x : y);
+        pairs[2 * n] = reinterpret_cast<vu32>(_mm512_unpacklo_epi16(low, high));
+        pairs[2 * n + 1] = reinterpret_cast<vu32>(_mm512_unpackhi_epi16(low, high));
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        uint32_t weight = s.p[((row + r) * kKeys + j + t) / 2].bits;
+        if (!two) weight &= odd ? 0xffff0000u : 0xffffu;  // the other weight may be NaN
+        const vu32 w = vu32{} + weight;
+#pragma GCC unroll 8
+        for (int n = 0; n < 2 * N; ++n) acc[r][n] = dot_pairs(acc[r][n], w, pairs[n]);
+      }
+      t += two ? 2 : 1;
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int n = 0; n < 2 * N; ++n) X::store(o + r * s.ldo + n * 16, acc[r][n]);
+    }
+  }
+};
+
 struct Pairs {
   using T = float;
+  using Rows = PairRows;
   using Query = Pair;
   using Tile = QueryTile<float, Pair>;
 

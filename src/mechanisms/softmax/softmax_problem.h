@@ -170,6 +170,13 @@ struct Problem {
     load_tile_transposed<T>(temp, round_up<T>(K), rows, K, qt, kLanes, query_factor<T>());
   }
 
+  // The offset of key j of the sequence.
+  LINNET_INLINE int64_t key_offset(const View& x, const Sequence& seq, int64_t head, int64_t j) const {
+    const int64_t token = seq.k0 + j;
+    if (!page_table.given()) return seq.b * x.stride[0] + token * x.stride[1] + head * x.stride[2];
+    const int64_t page = x.size[1];
+    return index_at(page_table, seq.b, token / page) * x.stride[0] + token % page * x.stride[1] + head * x.stride[2];
+  }
   // Keys j0 .. j0+count-1 in runs of equally spaced rows: f(view offset, first key of the run, keys in the run).
   template <class F>
   LINNET_INLINE void key_runs(const View& x, const Sequence& seq, int64_t head, int64_t j0, int count, const F& f) const {
@@ -274,6 +281,60 @@ LINNET_INLINE Problem problem_of(const SoftmaxArgs& args) {
   p.scale = default_scale(args.scale, args.q.size[3]);
   p.softcap = args.softcap;
   return p;
+}
+
+LINNET_INLINE Problem problem_of(const SoftmaxDecodeArgs& args) {
+  Problem p;
+  p.q = args.q;
+  p.k = args.k_cache;
+  p.v = args.v_cache;
+  p.sinks = args.sinks;
+  p.lengths = args.lengths;
+  p.start = args.cache_start;
+  p.mask = make_mask(true, args.window, args.prefix, 0);
+  p.scale = default_scale(args.scale, args.q.size[3]);
+  p.softcap = args.softcap;
+  return p;
+}
+LINNET_INLINE Problem problem_of(const SoftmaxPagedArgs& args) {
+  Problem p;
+  p.q = args.q;
+  p.k = args.k_pages;
+  p.v = args.v_pages;
+  p.page_table = args.page_table;
+  p.sinks = args.sinks;
+  p.lengths = args.lengths;
+  p.mask = make_mask(args.causal, args.window, args.prefix, 0);
+  p.scale = default_scale(args.scale, args.q.size[3]);
+  p.softcap = args.softcap;
+  return p;
+}
+
+// Rows of the new tokens into a cache, byte by byte.
+LINNET_INLINE void append_rows(const View& rows, const View& cache, int64_t b, int64_t at) {
+  const int64_t bytes = dtype_size(rows.dtype);
+  for (int64_t t = 0; t < rows.size[1]; ++t) {
+    for (int64_t h = 0; h < rows.size[2]; ++h) {
+      const int64_t from = b * rows.stride[0] + t * rows.stride[1] + h * rows.stride[2];
+      const int64_t to = b * cache.stride[0] + (at + t) * cache.stride[1] + h * cache.stride[2];
+      __builtin_memcpy(static_cast<char*>(cache.data) + to * bytes, static_cast<const char*>(rows.data) + from * bytes,
+                       static_cast<size_t>(rows.size[3] * bytes));
+    }
+  }
+}
+
+// The new tokens of every item into its cache; lengths += T.
+LINNET_INLINE void append(const SoftmaxDecodeArgs& args) {
+  for (int64_t b = 0; b < args.q.size[0]; ++b) {
+    const int64_t length = index_at(args.lengths, b), tokens = args.q.size[1];
+    append_rows(args.k, args.k_cache, b, length);
+    append_rows(args.v, args.v_cache, b, length);
+    if (args.lengths.dtype == Dtype::i32) {
+      static_cast<int32_t*>(args.lengths.data)[b * args.lengths.stride[0]] = static_cast<int32_t>(length + tokens);
+    } else {
+      static_cast<int64_t*>(args.lengths.data)[b * args.lengths.stride[0]] = length + tokens;
+    }
+  }
 }
 
 }  // namespace linnet::LINNET_ISA

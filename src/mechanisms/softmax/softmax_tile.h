@@ -101,10 +101,14 @@ template <class T, class Tile, class P>
   }
 }
 
+template <class Element>
+struct DirectRows;
+
 // Direct<T>: the arithmetic of the engine with all products in T. (Pairs, softmax_pairs.h, multiplies in bf16.)
 template <class Element>
 struct Direct {
   using T = Element;
+  using Rows = DirectRows<T>;  // for few rows (softmax_rows.h)
   using Query = T;
   using Tile = QueryTile<T, T>;
 
