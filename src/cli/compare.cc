@@ -129,6 +129,11 @@ int compare_main(const Arguments& args) {
   compare::Input input;
   compare::Settings settings;
   if (const Status status = read_arguments(args, &input, &settings); !status.ok()) return fail(status);
+  const std::string html = args.text("html");
+  OutputFile page;  // made first: a place where nothing can be written is told before the work
+  if (!html.empty()) {
+    if (const Status status = OutputFile::create(html, page); !status.ok()) return fail(status);
+  }
   compare::Comparison result;
   {
     std::unique_ptr<Progress> progress;
@@ -138,9 +143,10 @@ int compare_main(const Arguments& args) {
     };
     if (const Status status = compare::compare(std::move(input), settings, &result); !status.ok()) return fail(status);
   }
-  const std::string html = args.text("html");
   if (!html.empty()) {
-    if (const Status status = write_file(html, compare::html_page(result)); !status.ok()) return fail(status);
+    const std::string text = compare::html_page(result);
+    if (const Status status = page.write(text.data(), text.size()); !status.ok()) return fail(status);
+    if (const Status status = page.commit(); !status.ok()) return fail(status);
   }
   if (args.has("json")) {
     print_json(result);
