@@ -253,7 +253,8 @@ const Op& softmax_merge_op() {
           .output("lse", &O::lse, "B T H", "its normaliser").element(Element::acc).values(Values::logits).optional().grad(&G::dlse).saved()
           .cost<cost_merge>()
           .bench("P=4 B=1 T=4096 H=8 V=64 dtype=f32 pass=fwd|fwd+bwd")
-          .impl<ref::softmax_merge_forward, ref::softmax_merge_backward, ref::softmax_merge_workspace>("ref", always_available);
+          .impl<ref::softmax_merge_forward, ref::softmax_merge_backward, ref::softmax_merge_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS(softmax_merge);
   return op;
 }
 // clang-format on
