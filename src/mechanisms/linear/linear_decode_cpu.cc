@@ -75,7 +75,11 @@ void decode_head(const LinearDecodeArgs& args, const LinearDecodeOut& out, const
         factor = den == 0 ? T(0) : scale / den;
       }
     }
-    decode_step<T>(F, width, state, args.state.stride[2], rest, args.compensation.stride[2], r.k, r.q, r.v, r.o);
+    if (rest != nullptr) {
+      decode_step<true>(F, width, state, args.state.stride[2], rest, args.compensation.stride[2], r.k, r.q, r.v, r.o);
+    } else {
+      decode_step<false>(F, width, state, args.state.stride[2], rest, 0, r.k, r.q, r.v, r.o);
+    }
     store_tile<T>(r.o, round_up<T>(width), 1, width, out.out.at<E>(b, t, h), 0, &factor);
   }
 }
