@@ -24,7 +24,14 @@
 
 namespace linnet::LINNET_ISA {
 
-// More tokens per chunk compute more of the triangle, fewer read and write the state more often.
+// More tokens per chunk compute more of the triangle, fewer read and write the state more often and round it more often.
+// ns per token and head, forward, T 4096, 8 heads, avx512 on Zen 4, and the f32 state's error after 32,768 random / equal
+// tokens:
+//   C     width 64   width 128    error
+//   16         242         837    8e-7 / 1.5e-5
+//   32         268         882    6e-7 / 7.5e-6
+//   64         310         970    4e-7 / 3.8e-6
+// 32 keeps the gate of 2e-6 at T 4096 for equal tokens; 16 does not.
 inline constexpr int kChunk = 32;
 inline constexpr int kPanel = 64;  // columns of a state panel: [I, 64] floats of I = 64 are 16 KB, half of a small L1
 
