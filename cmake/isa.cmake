@@ -3,7 +3,7 @@
 # A source sees the macro LINNET_ISA (portable, avx2, avx512) and puts everything it defines into
 # namespace linnet::LINNET_ISA. The choice happens at run time (src/core/isa.h).
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(LINNET_ISAS portable avx2 avx512)
+  set(LINNET_ISAS "portable;avx2;avx512" CACHE STRING "instruction sets to compile for: portable and any of avx2, avx512")
 else()
   set(LINNET_ISAS portable)
 endif()

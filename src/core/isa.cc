@@ -31,6 +31,12 @@ static bool has_f16c() {
 
 const char* isa_missing(Isa isa) {
   if (isa == Isa::portable) return "";
+#if !defined(LINNET_HAS_avx2)
+  if (isa == Isa::avx2) return "this build has no AVX2 kernels";
+#endif
+#if !defined(LINNET_HAS_avx512)
+  if (isa == Isa::avx512) return "this build has no AVX-512 kernels";
+#endif
 #if defined(__x86_64__)
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   if (isa == Isa::avx2) return avx2 ? "" : "this machine has no AVX2 with FMA and F16C";

@@ -338,20 +338,22 @@ std::string isa_available();
 
 // .impl<...> for each instruction set that this build has: LINNET_ISA_IMPLS(softmax) expands to the kernels
 // linnet::portable::softmax_forward, softmax_backward, softmax_workspace and so on.
-#if defined(LINNET_HAS_avx512)
-#define LINNET_ISA_IMPLS(stem)                                                                                         \
-  .impl<portable::stem##_forward, portable::stem##_backward, portable::stem##_workspace>("portable", isa_available<0>) \
-      .impl<avx2::stem##_forward, avx2::stem##_backward, avx2::stem##_workspace>("avx2", isa_available<1>)             \
-      .impl<avx512::stem##_forward, avx512::stem##_backward, avx512::stem##_workspace>("avx512", isa_available<2>)
-#define LINNET_ISA_IMPLS_FORWARD(stem)                                                               \
-  .impl<portable::stem##_forward, nullptr, portable::stem##_workspace>("portable", isa_available<0>) \
-      .impl<avx2::stem##_forward, nullptr, avx2::stem##_workspace>("avx2", isa_available<1>)         \
-      .impl<avx512::stem##_forward, nullptr, avx512::stem##_workspace>("avx512", isa_available<2>)
+#define LINNET_ISA_IMPL(isa, number, stem, backward) \
+  .impl<isa::stem##_forward, backward, isa::stem##_workspace>(#isa, isa_available<number>)
+#if defined(LINNET_HAS_avx2)
+#define LINNET_AVX2_IMPL(stem, backward) LINNET_ISA_IMPL(avx2, 1, stem, backward)
 #else
-#define LINNET_ISA_IMPLS(stem) \
-  .impl<portable::stem##_forward, portable::stem##_backward, portable::stem##_workspace>("portable", isa_available<0>)
-#define LINNET_ISA_IMPLS_FORWARD(stem) \
-  .impl<portable::stem##_forward, nullptr, portable::stem##_workspace>("portable", isa_available<0>)
+#define LINNET_AVX2_IMPL(stem, backward)
 #endif
+#if defined(LINNET_HAS_avx512)
+#define LINNET_AVX512_IMPL(stem, backward) LINNET_ISA_IMPL(avx512, 2, stem, backward)
+#else
+#define LINNET_AVX512_IMPL(stem, backward)
+#endif
+#define LINNET_ISA_IMPLS(stem)                                  \
+  LINNET_ISA_IMPL(portable, 0, stem, portable::stem##_backward) \
+  LINNET_AVX2_IMPL(stem, avx2::stem##_backward) LINNET_AVX512_IMPL(stem, avx512::stem##_backward)
+#define LINNET_ISA_IMPLS_FORWARD(stem) \
+  LINNET_ISA_IMPL(portable, 0, stem, nullptr) LINNET_AVX2_IMPL(stem, nullptr) LINNET_AVX512_IMPL(stem, nullptr)
 
 }  // namespace linnet

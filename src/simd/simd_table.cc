@@ -6,10 +6,12 @@ namespace linnet {
 namespace portable {
 extern const SimdTable kTable;
 }
-#if defined(__x86_64__)
+#if defined(LINNET_HAS_avx2)
 namespace avx2 {
 extern const SimdTable kTable;
 }
+#endif
+#if defined(LINNET_HAS_avx512)
 namespace avx512 {
 extern const SimdTable kTable;
 }
@@ -20,8 +22,10 @@ extern const PairFunctions kPairs;  // in pairs_kernels_cpu.cc
 
 const SimdTable& simd_table(Isa isa) {
   switch (isa) {
-#if defined(__x86_64__)
+#if defined(LINNET_HAS_avx2)
     case Isa::avx2: return avx2::kTable;
+#endif
+#if defined(LINNET_HAS_avx512)
     case Isa::avx512: return avx512::kTable;
 #endif
     default: return portable::kTable;
@@ -29,7 +33,7 @@ const SimdTable& simd_table(Isa isa) {
 }
 
 const PairFunctions* simd_pairs() {
-#if defined(__x86_64__)
+#if defined(LINNET_HAS_avx512)
   if (simd_has_bf16_products()) return &avx512_bf16::kPairs;
 #endif
   return nullptr;
