@@ -60,7 +60,7 @@ class Ahead {
   static constexpr int kLines = 20;
   // rows of `bytes`, `stride` bytes apart
   LINNET_INLINE void add(const void* first, int64_t stride, int64_t bytes, int rows) {
-    if (rows > 0 && parts_ < kParts) {
+    if (rows > 0 && bytes > 0 && parts_ < kParts) {
       part_[parts_++] = {static_cast<const char*>(first), stride, static_cast<int>((bytes + 63) / 64), rows};
     }
   }

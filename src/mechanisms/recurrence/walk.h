@@ -133,6 +133,7 @@ void walk_ladder(const Source& source, T* states, T* window, const Launch& launc
       const int64_t slot = task / heads, at = first + slot * kChunk;
       const int head = static_cast<int>(task % heads), rows = chunk_rows(at, writers);
       const Chunk<T> c = chunk_of(worker);
+      c.ahead->clear();
       source.keys(head, at, rows, states + head * elements, c);
       source.values(head, at, rows, states + head * elements, c);
       chunk_write<T, false, Source::kSums>(rows, shape, window + slot * step + head * elements, c);
@@ -159,6 +160,7 @@ void walk_ladder(const Source& source, T* states, T* window, const Launch& launc
       const int64_t at = first + slot * kChunk;
       const int rows = chunk_rows(at, writers);
       const Chunk<T> c = chunk_of(worker);
+      c.ahead->clear();
       for (int head = 0; head < heads; ++head) {
         const T* state = window + slot * step + head * elements;
         source.keys(head, at, rows, state, c);
@@ -171,6 +173,7 @@ void walk_ladder(const Source& source, T* states, T* window, const Launch& launc
     parallel(launch, (readers + kChunk - 1) / kChunk, [&](int64_t chunk, int worker) {
       const int64_t at = chunk * kChunk;
       const Chunk<T> c = chunk_of(worker);
+      c.ahead->clear();
       for (int head = 0; head < heads; ++head) {
         walk_read<T>(source, shape, head, at, chunk_rows(at, readers), states + head * elements, c, true);
       }

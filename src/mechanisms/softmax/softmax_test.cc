@@ -59,6 +59,7 @@ const char* const kLines[] = {
     "softmax B=1 Tq=2 Tk=2100 H=8 Hkv=2 K=16 V=16 window=1500,3 prefix=3 values=garbage pass=bwd",
     "softmax B=1 Tq=1 Tk=1500 H=2 Hkv=2 K=16 V=16 window=100,-1 prefix=2 softcap=5 with=bias pass=bwd",
     "softmax B=0 Tq=4 Tk=6 H=2 Hkv=2 K=8 V=8 pass=bwd",
+    "softmax B=0 Tq=4 Tk=6 H=2 Hkv=2 K=8 V=8 with=bias pass=bwd",
     "softmax B=2 Tq=0 Tk=6 H=2 Hkv=2 K=8 V=8 with=sinks pass=bwd",
     "softmax B=2 Tq=5 Tk=0 H=2 Hkv=2 K=8 V=8 pass=bwd",
     "softmax B=2 Tq=5 Tk=0 H=2 Hkv=2 K=8 V=8 causal=1 with=sinks pass=bwd",
