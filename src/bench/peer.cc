@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 
 #include "core/json.h"
 
@@ -23,7 +24,8 @@ std::string find_python(const std::string& wanted) {
   const std::filesystem::path here = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
   if (!error) {
     for (const std::filesystem::path& python : {here / "python", here.parent_path() / ".venv" / "bin" / "python"}) {
-      if (access(python.c_str(), X_OK) == 0) return python;
+      std::error_code ignored;  // a folder of that name is executable, too
+      if (std::filesystem::is_regular_file(python, ignored) && access(python.c_str(), X_OK) == 0) return python;
     }
   }
   return "python3";
