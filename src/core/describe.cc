@@ -52,14 +52,21 @@ void write_text(JsonWriter& json, const char* name, const std::string& text) {
   }
 }
 
-void write_tensor(JsonWriter& json, const TensorDecl& decl, bool input) {
-  json.begin_object().member("name", decl.name).key("shape").begin_array();
-  for (std::string_view rest = decl.shape; !rest.empty();) {
+void write_shape(JsonWriter& json, const char* name, const std::string& shape) {
+  json.key(name).begin_array();
+  for (std::string_view rest = shape; !rest.empty();) {
     const std::string_view word = rest.substr(0, rest.find(' '));
     json.value(word);
     rest.remove_prefix(word.size() == rest.size() ? word.size() : word.size() + 1);
   }
-  json.end_array().member("doc", decl.doc).member("element", element_name(decl.element));
+  json.end_array();
+}
+
+void write_tensor(JsonWriter& json, const TensorDecl& decl, bool input) {
+  json.begin_object().member("name", decl.name);
+  write_shape(json, "shape", decl.shape);
+  if (!decl.other_shape.empty()) write_shape(json, "other_shape", decl.other_shape);
+  json.member("doc", decl.doc).member("element", element_name(decl.element));
   if (input) {
     json.member("values", values_name(decl.values));
     write_text(json, "of", decl.of);

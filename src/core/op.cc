@@ -193,7 +193,8 @@ std::string expected_text(const Dims& dims, std::string_view word, int64_t value
 
 // Compares the sizes of a tensor with its declared shape; letters seen for the first time take their value here.
 Status match_shape(const Op& op, const TensorDecl& decl, const View& view, const void* args, Dims* dims) {
-  const Words words(decl.shape);
+  const std::string& shape = view.rank == Words(decl.shape).count ? decl.shape : decl.other_shape;
+  const Words words(shape);
   for (int i = 0; i < words.count; ++i) {
     const std::string_view word = words.word[i];
     int64_t expected;
@@ -446,12 +447,14 @@ Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank) {
                          std::to_string(rank) + ", broadcastable to " + shape_text(decl.shape));
       }
       while (view.rank < rank) insert_leading(&view, 0);
-    } else if (packed && starts_with_batch(decl) && view.rank == rank - 1) {
+    } else if (packed && starts_with_batch(decl) && (*packed_rank || (&decl == &op.inputs.front() && view.rank == rank - 1))) {
       insert_leading(&view, view.rank > 0 ? view.size[0] * view.stride[0] : 0);
       *packed_rank = true;
     }
-    if (view.rank != rank) {
-      return bad_input(op.name + ": " + decl.name + " has shape " + sizes_text(view) + ", expected " + shape_text(decl.shape));
+    if (view.rank != rank && (decl.other_shape.empty() || view.rank != Words(decl.other_shape).count)) {
+      const std::string other = decl.other_shape.empty() ? "" : " or " + shape_text(decl.other_shape);
+      return bad_input(op.name + ": " + decl.name + " has shape " + sizes_text(view) + ", expected " + shape_text(decl.shape) +
+                       other);
     }
     LINNET_TRY(check_layout(op, decl, decl.name, view));
     if (decl.mutated) LINNET_TRY(check_written(op, decl.name, view));

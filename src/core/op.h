@@ -56,6 +56,7 @@ enum class Values {
 
 struct TensorDecl {
   std::string name, shape, doc;
+  std::string other_shape;  // inputs: a second legal shape, of another rank; empty if there is none
   Element element = Element::io;
   Values values = Values::normal;
   std::string of;          // the letter that bounds offsets and lengths
@@ -228,6 +229,7 @@ class Declare {
   // Properties of the tensor declared last.
   Declare& element(Element element) { return last_->element = element, *this; }
   Declare& values(Values values, std::string of = "") { return last_->values = values, last_->of = std::move(of), *this; }
+  Declare& or_shape(std::string shape) { return last_->other_shape = std::move(shape), *this; }
   Declare& optional() { return last_->optional = true, *this; }
   Declare& mutated() { return last_->mutated = true, *this; }
   Declare& broadcast() { return last_->broadcast = true, *this; }
