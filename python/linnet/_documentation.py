@@ -27,7 +27,7 @@ def _wrapped(text, indent):
 
 
 def _tensor(decl, remarks):
-    shape = "[" + ", ".join(decl["shape"]) + "]"
+    shape = " or ".join("[" + ", ".join(decl[key]) + "]" for key in ("shape", "other_shape") if key in decl)
     remarks = [ELEMENTS[decl["element"]], *remarks] if decl["element"] in ELEMENTS else remarks
     return _wrapped(f"{decl['name']} {shape}: {decl['doc']}{'; ' if remarks else ''}{', '.join(remarks)}.", 4)
 

@@ -54,14 +54,16 @@ class Shapes:
         self.acc = torch.float64 if self.io == torch.float64 else torch.float32
 
     def _match(self, decl, sizes, packed):
-        words = decl["shape"]
-        if packed and words[0] == "B" and len(sizes) == len(words) - 1:
+        shapes = [decl[key] for key in ("shape", "other_shape") if key in decl]
+        # Of two shapes the rank alone does not tell whether the batch is missing: the tensors before it do.
+        missing = len(sizes) == len(decl["shape"]) - 1 if len(shapes) == 1 else self.packed_rank
+        if packed and decl["shape"][0] == "B" and missing:
             sizes = (1, *sizes)
             self.packed_rank = True
-        if len(sizes) != len(words):
-            raise RuntimeError(
-                f"{self.name}: {decl['name']} has shape {[int(s) for s in sizes]}, expected [{', '.join(words)}]"
-            )
+        words = next((words for words in shapes if len(words) == len(sizes)), None)
+        if words is None:
+            expected = " or ".join(f"[{', '.join(words)}]" for words in shapes)
+            raise RuntimeError(f"{self.name}: {decl['name']} has shape {[int(s) for s in sizes]}, expected {expected}")
         for word, size in zip(words, sizes):
             letter, _, more = word.partition("+")
             if letter not in self.letters and (decl["values"] == "offsets" or not self.letters.knows(word)):

@@ -75,6 +75,15 @@ Status parse_case(const Op& op, const std::vector<std::pair<std::string, std::st
       }
       continue;
     }
+    if (key == "other") {
+      for (const std::string& tensor : split(text, ',')) {
+        const TensorDecl* input = op.find_input(tensor);
+        if (input == nullptr || input->other_shape.empty())
+          return bad_input(name + " has no input '" + tensor + "' of two shapes");
+        result->other.push_back(tensor);
+      }
+      continue;
+    }
     if (op.find_option(key) != nullptr) {
       LINNET_TRY(defaults.set_option(key, text));
       result->options.emplace_back(key, text);
@@ -125,6 +134,7 @@ std::string Case::line() const {
   for (const auto& [name, value] : counts) text += name + "=" + std::to_string(value) + " ";
   for (const auto& [name, value] : options) text += name + "=" + value + " ";
   for (size_t i = 0; i < with.size(); ++i) text += (i == 0 ? "with=" : ",") + with[i] + (i + 1 == with.size() ? " " : "");
+  for (size_t i = 0; i < other.size(); ++i) text += (i == 0 ? "other=" : ",") + other[i] + (i + 1 == other.size() ? " " : "");
   return text + "dtype=" + dtype_name(dtype) + " pass=" + (backward ? "fwd+bwd" : "fwd");
 }
 

@@ -4,7 +4,7 @@
 //
 // A declaration (Op::benchmarks) or the user (--case) writes them with alternatives and letters: K=64|128 V=K gives two cases.
 // A word is a letter of the operator's shapes, an option, a tensor that counts tokens (lengths=4000: the same for every item),
-// with=NAME for an optional tensor, dtype, or pass (fwd, fwd+bwd).
+// with=NAME for an optional tensor, other=NAME for the second of a tensor's two shapes, dtype, or pass (fwd, fwd+bwd).
 #pragma once
 
 #include <string>
@@ -24,6 +24,7 @@ struct Case {
   std::vector<std::pair<std::string, std::string>> options;
   std::vector<std::pair<std::string, int64_t>> counts;  // lengths=4000
   std::vector<std::string> with;                        // optional tensors that are given
+  std::vector<std::string> other;                       // inputs that take the second of their two shapes
   std::string line() const;                             // without the operator's name
   int64_t letter(std::string_view name) const;          // 0 when absent
 };

@@ -131,7 +131,8 @@ Status Work::fill_index(const TensorDecl& decl, Tensor* tensor) {
 Status Work::add_input(const TensorDecl& decl, const Dims& dims) {
   const Op& op = *case_.op;
   std::vector<int64_t> size;
-  std::string_view shape = decl.shape;
+  const bool other = std::find(case_.other.begin(), case_.other.end(), decl.name) != case_.other.end();
+  std::string_view shape = other ? decl.other_shape : decl.shape;
   while (!shape.empty()) {
     const std::string_view word = shape.substr(0, shape.find(' '));
     shape.remove_prefix(std::min(word.size() + 1, shape.size()));

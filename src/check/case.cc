@@ -81,6 +81,7 @@ std::string to_text(const Case& c) {
   for (const auto& [name, value] : c.options) add(name, value);
   if (!c.with.empty()) add("with", joined(c.with));
   if (!c.skip.empty()) add("skip", joined(c.skip));
+  if (!c.other.empty()) add("other", joined(c.other));
   add("dtype", dtype_name(c.dtype));
   add("pass", c.backward ? "bwd" : "fwd");
   if (!c.impl.empty()) add("impl", c.impl);
@@ -117,6 +118,14 @@ Status parse_case(std::string_view text, Case* c) {
       c->skip = split(value, ',');
       for (const std::string& item : c->skip) {
         if (!is_result(op, item)) return bad_input(prefix + "skip: there is no optional output or gradient '" + item + "'");
+      }
+    } else if (name == "other") {
+      c->other = split(value, ',');
+      for (const std::string& item : c->other) {
+        const TensorDecl* decl = op.find_input(item);
+        if (decl == nullptr || decl->other_shape.empty()) {
+          return bad_input(prefix + "other: there is no input '" + item + "' of two shapes");
+        }
       }
     } else if (name == "values") {
       c->values = split(value, ',');

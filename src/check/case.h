@@ -5,9 +5,10 @@
 // The operator's name, then in any order: letters and options of its declaration, and
 //   with=A,B     optional inputs that are given          skip=A,B   optional outputs and gradients that are not
 //   dtype=f32    f64, f32, bf16, f16                     pass=bwd   fwd, or bwd: forward, then backward
+//   other=A,B    inputs that take the second of their two shapes
 //   impl=NAME    the implementation; absent: the best    threads=N
 //   strided=1    views with gaps and exchanged dimensions
-//   values=...   masked: -inf in logits, zeros in masks; garbage: NaN in all that must not be read;
+//   values=...   masked: -inf in logits and log decays, zeros in masks; garbage: NaN in all that must not be read;
 //                repeated: every token the same; mixed: rows of very different size
 //   seed=N       of all values, offsets and lengths
 // Letters that are left out take small defaults; V=K takes the value of a letter before it.
@@ -27,7 +28,7 @@ struct Case {
   const Op* op = nullptr;
   std::vector<std::pair<std::string, int64_t>> letters;
   std::vector<std::pair<std::string, std::string>> options;  // those not left at their default
-  std::vector<std::string> with, skip, values;
+  std::vector<std::string> with, skip, other, values;
   Dtype dtype = Dtype::f32;
   bool backward = false;
   std::string impl;  // empty: the best

@@ -96,6 +96,9 @@ class Maker {
   const Call& call() const { return call_; }
 
  private:
+  std::vector<std::string> shape_words(const TensorDecl& decl) const {
+    return words_of(contains(c_.other, decl.name) ? decl.other_shape : decl.shape);
+  }
   const Array* find(std::string_view name) const { return find_array(problem_->inputs, name); }
 
   Status add(const TensorDecl& decl) {
@@ -110,7 +113,7 @@ class Maker {
       case Element::index: array.dtype = random.chance(0.5) ? Dtype::i32 : Dtype::i64; break;
       case Element::mask: array.dtype = Dtype::u8; break;
     }
-    const std::vector<std::string> words = words_of(decl.shape);
+    const std::vector<std::string> words = shape_words(decl);
     for (const std::string& word : words) {
       int64_t size;
       if (!evaluate(word, op_, call_.args(), dims_, &size)) {
@@ -211,10 +214,9 @@ class Maker {
         case Values::feature_sums:
         case Values::unit_interval: x = random.uniform(); break;
         case Values::rounding: x = 0; break;
-        case Values::log_decay: x = -0.2 * random.normal() * random.normal() * random.normal(); break;
+        case Values::log_decay: x = -0.2 * std::abs(random.normal() * random.normal() * random.normal()); break;
         default: x = random.normal();
       }
-      if (decl.values == Values::log_decay) x = -std::abs(x);
     }
     // A sum that counts something (taylor2's first feature is 1): random signs of the others must not cancel a denominator.
     for (size_t row = 0; decl.values == Values::feature_sums && row < values.size(); row += static_cast<size_t>(width)) {
@@ -226,6 +228,9 @@ class Maker {
       // one row (sinks).
       const bool logits = decl.values == Values::logits;
       const auto draw_factor = [&] { return std::pow(10, (logits ? 4 : 2) * random.uniform() - 1.5); };
+      // Decays from nearly none to a reset every token.
+      const bool decay = decl.values == Values::log_decay;
+      if (decay && c_.has_value("mixed")) factor = std::pow(10, 5 * random.uniform() - 2.5);
       const bool mixed = c_.has_value("mixed") && (logits || decl.values == Values::normal);
       if (mixed) factor = draw_factor();
       if (decl.values == Values::unit_rows) {
@@ -239,6 +244,7 @@ class Maker {
         double& x = values[row + static_cast<size_t>(i)];
         x *= mixed && logits && array->size.size() == 1 ? draw_factor() : factor;
         if (masked_row || (c_.has_value("masked") && decl.values == Values::logits && random.chance(0.15))) x = -HUGE_VAL;
+        if (decay && c_.has_value("masked") && random.chance(0.03)) x = -HUGE_VAL;  // forget
       }
     }
     if (c_.has_value("repeated")) repeat_tokens(decl, array);
@@ -248,7 +254,7 @@ class Maker {
   // 1).
   template <class Use>
   void for_each(const TensorDecl& decl, Array* array, const Use& use) const {
-    const size_t rank = words_of(decl.shape).size(), missing = rank - array->size.size();
+    const size_t rank = shape_words(decl).size(), missing = rank - array->size.size();
     std::vector<int64_t> at(rank, -1);
     for (size_t i = 0; i < array->values.size(); ++i) {
       int64_t rest = static_cast<int64_t>(i);
@@ -261,7 +267,7 @@ class Maker {
   }
 
   void repeat_tokens(const TensorDecl& decl, Array* array) const {
-    const std::vector<std::string> words = words_of(decl.shape);
+    const std::vector<std::string> words = shape_words(decl);
     const size_t missing = words.size() - array->size.size();
     const std::vector<double> values = array->values;
     for_each(decl, array, [&](double& x, const std::vector<int64_t>& at) {
@@ -275,7 +281,7 @@ class Maker {
 
   // NaN in all that the operator must not read: keys past a length, before a start, under a mask, rows of no page.
   void spoil(const TensorDecl& decl, Array* array) const {
-    const std::vector<std::string> words = words_of(decl.shape);
+    const std::vector<std::string> words = shape_words(decl);
     if (words.size() < 3 || decl.broadcast || drop_batch_) return;
     for (const TensorDecl& by : op_.inputs) {
       const Array* index = find(by.name);
@@ -342,7 +348,8 @@ int batch_dimension(const Op& op, const Array& array, int64_t batch) {
   if (decl == nullptr) decl = op.find_output(array.name);
   if (decl == nullptr) decl = op.find_input(array.name.substr(1));  // gradients
   if (decl == nullptr) decl = op.find_output(array.name.substr(1));
-  const std::vector<std::string> words = words_of(decl->shape);
+  std::vector<std::string> words = words_of(decl->shape);
+  if (const std::vector<std::string> other = words_of(decl->other_shape); other.size() == array.size.size()) words = other;
   const size_t missing = words.size() - array.size.size();
   for (size_t d = missing; d < words.size(); ++d) {
     if ((words[d] == "B" || words[d] == "N") && array.size[d - missing] == batch) return static_cast<int>(d - missing);

@@ -133,10 +133,15 @@ void draw_tensors(Case* c, Random& random) {
   const Op& op = *c->op;
   c->with.clear();
   c->skip.clear();
+  c->other.clear();
   const bool packed = random.chance(0.25);
   for (const TensorDecl& decl : op.inputs) {
     if (!decl.optional) continue;
     if (decl.values == Values::offsets ? packed : random.chance(0.35)) c->with.push_back(decl.name);
+  }
+  for (const TensorDecl& decl : op.inputs) {
+    const bool given = !decl.optional || contains(c->with, decl.name);
+    if (given && !decl.other_shape.empty() && random.chance(0.5)) c->other.push_back(decl.name);
   }
   for (const TensorDecl& decl : op.outputs) {
     if (decl.optional && !(decl.saved && c->backward) && random.chance(0.2)) c->skip.push_back(decl.name);
@@ -229,6 +234,7 @@ Case shrink(const Case& c, const std::function<bool(const Case&)>& fails, int tr
     drop_each(&Case::values);
     drop_each(&Case::with);
     drop_each(&Case::skip);
+    drop_each(&Case::other);
     for (size_t i = 0; i < best.options.size();) {
       Case smaller = best;
       smaller.options.erase(smaller.options.begin() + static_cast<std::ptrdiff_t>(i));

@@ -78,7 +78,8 @@ std::string kind_text(const OptionDecl& option) {
 void print_tensors(const char* title, const std::vector<TensorDecl>& tensors, bool inputs) {
   Table table({{title}, {"shape"}, {"type"}, {""}, {""}});
   for (const TensorDecl& decl : tensors) {
-    table.row({"  " + decl.name, bracketed(decl.shape), element_text(decl), decl.doc, remarks(decl, inputs)});
+    const std::string other = decl.other_shape.empty() ? "" : " or " + bracketed(decl.other_shape);
+    table.row({"  " + decl.name, bracketed(decl.shape) + other, element_text(decl), decl.doc, remarks(decl, inputs)});
   }
   table.print(stdout);
   std::printf("\n");

@@ -215,8 +215,7 @@ Status match_shape(const Op& op, const TensorDecl& decl, const View& view, const
       continue;
     }
     return bad_input(op.name + ": " + decl.name + " has " + std::to_string(view.size[i]) + " " + noun(word) + " in dimension " +
-                     std::to_string(i) + " of " + shape_text(decl.shape) + ", expected " +
-                     expected_text(*dims, word, expected));
+                     std::to_string(i) + " of " + shape_text(shape) + ", expected " + expected_text(*dims, word, expected));
   }
   return {};
 }
@@ -447,7 +446,8 @@ Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank) {
                          std::to_string(rank) + ", broadcastable to " + shape_text(decl.shape));
       }
       while (view.rank < rank) insert_leading(&view, 0);
-    } else if (packed && starts_with_batch(decl) && (*packed_rank || (&decl == &op.inputs.front() && view.rank == rank - 1))) {
+    } else if (packed && starts_with_batch(decl) && (decl.other_shape.empty() ? view.rank == rank - 1 : *packed_rank)) {
+      // Of two shapes the rank alone does not tell: the tensors before it do.
       insert_leading(&view, view.rank > 0 ? view.size[0] * view.stride[0] : 0);
       *packed_rank = true;
     }

@@ -34,6 +34,15 @@ Cost cost_decode(const RecurrenceDecodeArgs& args, const Dims& dims, Pass) {
   return {flops * state * static_cast<double>(dims["T"]), 8 * state};
 }
 
+// The states of a segment are those of V + K columns of values: B beside A.
+Cost cost_segments(const RecurrenceSegmentsArgs& args, const Dims& dims, Pass) {
+  const double K = static_cast<double>(dims["K"]), V = static_cast<double>(dims["V"]), H = static_cast<double>(dims["H"]);
+  const double tokens = static_cast<double>(dims["B"] * dims["T"]), columns = V + K;
+  const double segments = static_cast<double>((dims["T"] + args.segment - 1) / args.segment);
+  const double states = 4 * static_cast<double>(dims["B"]) * H * K * columns * (segments + 1);
+  return {tokens * H * (args.beta.given() ? 6 : 4) * K * columns, tokens * H * 4 * (2 * K + 2 * V) + states};
+}
+
 bool general(const RecurrenceMember& member) { return std::string_view(member.name) == "recurrence"; }
 
 // g, as the member has it.
@@ -85,11 +94,23 @@ Op declare_recurrence(const RecurrenceMember& member) {
     op.option("l2_norm", &A::l2_norm, "q and k become x / sqrt(sum x^2 + 1e-6)")
         .option("double_beta", &A::double_beta, "beta counts twice, for negative eigenvalues");
   }
-  op.letter("H", "max(Hq,max(Hk,Hv))").letter("N", "B")
+  op.option("chunk", &A::chunk, 0, kAnyCount,
+            "tokens per chunk, at most the kernel's largest; 0: its choice; changes rounding alone")
+      .letter("H", "max(Hq,max(Hk,Hv))").letter("N", "B")
       .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
       .cost<cost_recurrence>()
       .impl<ref::recurrence_forward, ref::recurrence_backward, ref::recurrence_workspace>("ref", always_available);
   if (member.g_head) op.check<check_decay_choice>();
+  const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
+  const std::string shapes[] = {"B=1 T=8192 Hq=8 Hk=Hq Hv=Hq K=128 V=K " + given,
+                                "B=1 T=8192 Hq=16 Hk=Hq Hv=Hq K=64 V=K " + given};
+  for (const std::string& shape : shapes) {
+    op.bench(shape + "dtype=f32 pass=fwd|fwd+bwd");
+    if (member.decay == Decay::either) op.bench(shape + "other=g dtype=f32 pass=fwd|fwd+bwd");
+  }
+  op.bench(shapes[0] + "dtype=bf16 pass=fwd|fwd+bwd")
+      .bench("B=1 T=65536 Hq=1 Hk=1 Hv=1 K=128 V=K " + given + "dtype=f32 pass=fwd")
+      .bench("B=4 T=200 Hq=4 Hk=4 Hv=4 K=64 V=K " + given + "dtype=f32 pass=fwd|fwd+bwd");
   return op;
 }
 
@@ -123,6 +144,11 @@ Op declare_recurrence_decode(const RecurrenceMember& member) {
       .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
       .cost<cost_decode>()
       .impl<ref::recurrence_decode_forward, nullptr, ref::recurrence_decode_workspace>("ref", always_available);
+  const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
+  op.bench("B=1|64 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "dtype=f32 pass=fwd");
+  if (member.decay == Decay::either) {
+    op.bench("B=1|64 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "other=g dtype=f32 pass=fwd");
+  }
   return op;
 }
 
@@ -148,6 +174,8 @@ const Op& recurrence_segments_op() {
           .option("segment", &A::segment, 1, kAnyCount, "tokens per segment; the last may be shorter")
           .letter("H", "max(Hq,max(Hk,Hv))")
           .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
+          .cost<cost_segments>()
+          .bench("B=1 T=8192 Hq=1 Hk=1 Hv=1 K=128 V=128 with=g,beta,A,final_state segment=1024 dtype=f32 pass=fwd")
           .impl<ref::recurrence_segments_forward, nullptr, ref::recurrence_segments_workspace>("ref", always_available);
   return op;
 }

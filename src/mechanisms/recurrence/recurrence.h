@@ -26,6 +26,7 @@ struct RecurrenceArgs {
   Maybe scale;               // default K^-0.5; multiplies the output only
   bool l2_norm = false;      // q and k become x / sqrt(sum x^2 + 1e-6)
   bool double_beta = false;  // beta counts twice: (0, 1) becomes (0, 2), negative eigenvalues
+  int64_t chunk = 0;         // tokens per chunk, at most what the kernel can take; 0: its choice. Rounding alone differs
 };
 struct RecurrenceOut {
   View out;          // [B, T, H, V]
