@@ -5,5 +5,7 @@
 #include "core/op.h"
 #include "core/status.h"
 #include "core/view.h"
+#include "mechanisms/inline/inline.h"
 #include "mechanisms/linear/linear.h"
 #include "mechanisms/softmax/softmax.h"
+#include "mechanisms/taylor/taylor.h"
