@@ -18,9 +18,19 @@ struct Head {
   int64_t V() const { return call.v.size[3]; }
   bool running() const { return map.has_top() && call.causal && call.rule == KeyTop::running; }
 
-  void key(int64_t j) const {
+  void key(int64_t j) const {  // v - v0
     load_row(call.k, b, j, h, s.x);
     load_row(call.v, b, j, h, s.v);
+    for (int64_t c = 0; c < V(); ++c) s.v[c] -= s.v0[c];
+  }
+  void find_v0() const {
+    for (int64_t c = 0; c < V(); ++c) s.v0[c] = 0;
+    for (int64_t j = 0; call.normalizer != Normalizer::none && j < call.k.size[1]; ++j) {
+      if (!takes_part(call.key_mask, b, j)) continue;
+      load_row(call.v, b, j, h, s.v0);
+      break;
+    }
+    for (int64_t c = 0; c < V(); ++c) s.v0[c] = std::isfinite(s.v0[c]) ? s.v0[c] : 0;
   }
   // tops[j]: what keys subtract, as row j sees it.
   void find_tops() const {
@@ -86,7 +96,7 @@ struct Head {
     for (int64_t j = 0; j < V(); ++j) {
       double sum = 0;
       for (int64_t i = 0; i < map.F; ++i) sum += s.f[i] * s.S[i * V() + j];
-      s.o[j] = den == 0 ? 0 : sum / den;
+      s.o[j] = den == 0 ? 0 : sum / den + d / den * s.v0[j];
     }
     return den;
   }
@@ -101,7 +111,7 @@ struct Head {
     const bool clamped = call.normalizer == Normalizer::max && den <= call.eps;
     double last = 0;
     for (int64_t j = 0; j < V(); ++j) {
-      if (!clamped) last -= s.v[j] * s.o[j] * inverse;
+      last -= s.v[j] * ((clamped ? 0 : s.o[j]) - s.v0[j]) * inverse;
       s.v[j] *= inverse;
     }
     return last;
@@ -130,6 +140,7 @@ MappedScratch cut_mapped(Arena& arena, const RowMap& map, const MappedCall& call
   s.S = arena.take<double>(map.F * call.v.size[3]);
   s.z = arena.take<double>(map.F);
   s.tops = arena.take<double>(call.k.size[1]);
+  s.v0 = arena.take<double>(call.v.size[3]);
   return s;
 }
 
@@ -138,6 +149,7 @@ void mapped_forward(const MappedCall& call, RowMap& map, const MappedScratch& s)
     for (int64_t h = 0; h < call.q.size[2]; ++h) {
       const Head head{call, map, s, b, h};
       double unit = kMinusInfinity;
+      head.find_v0();
       head.find_tops();
       head.clear();
       for (int64_t j = 0; !call.causal && j < call.k.size[1]; ++j) head.absorb(j, &unit);
@@ -150,8 +162,9 @@ void mapped_forward(const MappedCall& call, RowMap& map, const MappedScratch& s)
       }
       for (int64_t i = 0; i < map.F; ++i) {
         if (call.final_z.given()) put(call.final_z, s.z[i], b, h, i);
-        for (int64_t j = 0; call.final_state.given() && j < head.V(); ++j)
-          put(call.final_state, s.S[i * head.V() + j], b, h, i, j);
+        for (int64_t j = 0; call.final_state.given() && j < head.V(); ++j) {
+          put(call.final_state, s.S[i * head.V() + j] + s.z[i] * s.v0[j], b, h, i, j);
+        }
       }
       store_phi(call.phi_q, map, call.q, false, 0, b, h, s);
       store_phi(call.phi_k, map, call.k, true, call.k.size[1] > 0 ? s.tops[0] : 0, b, h, s);
@@ -168,6 +181,7 @@ void mapped_backward(const MappedCall& call, RowMap& map, const MappedScratch& s
       const Head head{call, map, s, b, h};
       const int64_t V = head.V();
       double unit = kMinusInfinity;
+      head.find_v0();
       head.find_tops();
       head.clear();
       for (int64_t j = 0; !call.causal && j < call.k.size[1]; ++j) head.absorb(j, &unit);
@@ -224,6 +238,7 @@ void mapped_decode(const MappedCall& call, RowMap& map, int64_t first, const Map
     for (int64_t h = 0; h < call.q.size[2]; ++h) {
       const Head head{call, map, s, b, h};
       const int64_t V = head.V();
+      for (int64_t c = 0; c < V; ++c) s.v0[c] = 0;
       for (int64_t i = 0; i < map.F; ++i) {
         s.z[i] = get(call.final_z, b, h, i);
         for (int64_t j = 0; j < V; ++j) s.S[i * V + j] = get(call.final_state, b, h, i, j);

@@ -39,6 +39,8 @@ struct MappedCall {
 struct MappedScratch {
   double *x, *f, *df, *dx, *v, *o;  // rows
   double *S, *z, *tops;             // [F, V], [F], [S]
+  double* v0;                       // [V]: the first value that takes part, taken off all values and added to the output:
+                                    // gradients of q and k are differences G.v - G.o, in which a common part of v would cancel
 };
 MappedScratch cut_mapped(Arena& arena, const RowMap& map, const MappedCall& call);
 void mapped_forward(const MappedCall& call, RowMap& map, const MappedScratch& s);

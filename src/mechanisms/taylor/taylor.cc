@@ -202,9 +202,10 @@ const Op& taylor_decode_op() {
           .input("v", &A::v, "B T H V", "values of the new tokens")
           .input("state", &A::state, "B H F V", "S; read and overwritten").element(Element::acc).mutated()
           .input("z", &A::z, "B H F", "z; read and overwritten").element(Element::acc).values(Values::feature_sums).mutated()
-          .input("alpha", &A::alpha, "", "mode compact").element(Element::param).optional()
-          .input("beta", &A::beta, "", "mode compact").element(Element::param).optional()
-          .input("gamma", &A::gamma, "", "mode compact").element(Element::param).optional()
+          // Random states are no sums of features: any linear part could cancel their denominators, so beta is drawn 0.
+          .input("alpha", &A::alpha, "", "mode compact").element(Element::param).values(Values::unit_interval).optional()
+          .input("beta", &A::beta, "", "mode compact").element(Element::param).values(Values::rounding).optional()
+          .input("gamma", &A::gamma, "", "mode compact").element(Element::param).values(Values::unit_interval).optional()
           .input("const", &A::constant, "", "mode compact_l2").element(Element::param).optional()
           .output("out", &O::out, "B T H V", "the output")
           .option("mode", &A::mode, modes(), "which weights")
