@@ -25,6 +25,15 @@ T& value_at(void* base, size_t offset) {
   return *reinterpret_cast<T*>(static_cast<char*>(base) + offset);
 }
 
+// Names and letters are short: a loop costs less than a call of memcmp, and every call of an operator compares dozens.
+bool same(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] != b[i]) return false;
+  }
+  return true;
+}
+
 std::string number(double x) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof text, x).ptr;
@@ -43,10 +52,9 @@ struct Words {
   std::string_view word[kMax];
   int count = 0;
   explicit Words(std::string_view shape) {
-    while (!shape.empty()) {
-      const size_t space = shape.find(' ');
-      word[count++] = shape.substr(0, space);
-      shape = space == std::string_view::npos ? std::string_view() : shape.substr(space + 1);
+    for (size_t begin = 0, end = 0; begin < shape.size(); begin = ++end) {  // every call comes here: no library call per letter
+      while (end < shape.size() && shape[end] != ' ') ++end;
+      word[count++] = shape.substr(begin, end - begin);
     }
   }
 };
@@ -86,7 +94,7 @@ class Evaluator {
 
  private:
   bool take(std::string_view token) {
-    if (text_.substr(0, token.size()) != token) return false;
+    if (!same(text_.substr(0, token.size()), token)) return false;
     text_.remove_prefix(token.size());
     return true;
   }
@@ -139,7 +147,7 @@ class Evaluator {
       return false;
     }
     for (const LetterRule& rule : op_.letters) {  // a letter that no tensor has shown
-      if (rule.letter != word) continue;
+      if (!same(rule.letter, word)) continue;
       const int32_t choice = rule.by.empty() ? 0 : value_at<int32_t>(args_, op_.find_option(rule.by)->offset);
       for (const auto& [name, expression] : rule.cases) {
         if (rule.by.empty() || name == op_.find_option(rule.by)->choices[static_cast<size_t>(choice)]) {
@@ -197,8 +205,10 @@ Status match_shape(const Op& op, const TensorDecl& decl, const View& view, const
   const Words words(shape);
   for (int i = 0; i < words.count; ++i) {
     const std::string_view word = words.word[i];
+    const Dims::Entry* known = dims->find(word);
+    if (known != nullptr && known->value == view.size[i]) continue;
     int64_t expected;
-    if (is_letter(word) && dims->find(word) == nullptr && !evaluate(word, op, args, *dims, &expected)) {
+    if (known == nullptr && is_letter(word) && !evaluate(word, op, args, *dims, &expected)) {
       dims->set(word, view.size[i], decl.name);
       continue;
     }
@@ -385,8 +395,7 @@ int64_t index_value(const View& view, int64_t i, int64_t j) {
 
 const Dims::Entry* Dims::find(std::string_view letter) const {
   for (int i = 0; i < count_; ++i) {
-    const std::string_view known = entries_[i].letter;  // first characters first: a call of memcmp costs more than most misses
-    if (known.size() == letter.size() && known[0] == letter[0] && known == letter) return &entries_[i];
+    if (same(entries_[i].letter, letter)) return &entries_[i];
   }
   return nullptr;
 }
@@ -401,7 +410,7 @@ void Dims::set(std::string_view letter, int64_t value, std::string_view from) {
 template <class T>
 static const T* find_named(const std::vector<T>& list, std::string_view name) {
   for (const T& item : list) {
-    if (item.name == name) return &item;
+    if (same(item.name, name)) return &item;
   }
   return nullptr;
 }
@@ -410,6 +419,7 @@ const TensorDecl* Op::find_output(std::string_view wanted) const { return find_n
 const OptionDecl* Op::find_option(std::string_view wanted) const { return find_named(options, wanted); }
 
 bool evaluate(std::string_view expression, const Op& op, const void* args, const Dims& dims, int64_t* value) {
+  if (const Dims::Entry* known = dims.find(expression)) return *value = known->value, true;
   return Evaluator(expression, op, args, dims).run(value);
 }
 

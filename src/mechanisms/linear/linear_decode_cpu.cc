@@ -108,7 +108,7 @@ struct DecodePass {
       weights = arena.take<T>(s.Hq * weight_elements<T>(s));
       load_weights_of<T, E>(args, s, weights);
     }
-    parallel(launch, s.B * s.H, [&](int64_t task, int worker) {
+    parallel_near(launch, s.B * s.H, [&](int64_t task, int worker) {
       Arena own(workers + worker * bytes);
       const int64_t b = task / s.H, h = task % s.H;
       Map<T> map = map_of<T>(args, s);
