@@ -205,12 +205,19 @@ struct LinearUnit {
     return !any(is_nan(watch));
   }
 
-  LINNET_INLINE void gradient_ahead(int head, int64_t at, int rows, Ahead* ahead_of) const {
-    add_ahead(q(head), at, s.K, rows, ahead_of);
-    add_ahead(k(head), at, s.K, rows, ahead_of);
-    add_ahead(v(head), at, s.V, rows, ahead_of);
-    if (grads->dout.given()) add_ahead(along(grads->dout, seq.q0, seq.q1, head0 + head), at, s.V, rows, ahead_of);
-    if (args->normalize) add_ahead(along(out->out, seq.q0, seq.q1, head0 + head), at, s.V, rows, ahead_of);
+  // What the walk that makes the gradient of one input reads and writes. An input meets its own gradient only in the map.
+  enum class Input { q, k, v };
+  LINNET_INLINE void gradient_ahead(Input of, int head, int64_t at, int rows, Ahead* ahead_of) const {
+    const bool mapped = args->map != FeatureMap::identity;
+    const int64_t h = head0 + head;
+    if (of == Input::q && grads->dq.given()) add_ahead(along(grads->dq, seq.q0, seq.q1, s.q_head(h)), at, s.K, rows, ahead_of);
+    if (of == Input::k && grads->dk.given()) add_ahead(along(grads->dk, seq.k0, seq.k1, s.k_head(h)), at, s.K, rows, ahead_of);
+    if (of == Input::v && grads->dv.given()) add_ahead(along(grads->dv, seq.k0, seq.k1, s.v_head(h)), at, s.V, rows, ahead_of);
+    if (of != Input::q || mapped) add_ahead(q(head), at, s.K, rows, ahead_of);
+    if (of != Input::k || mapped) add_ahead(k(head), at, s.K, rows, ahead_of);
+    if (of != Input::v) add_ahead(v(head), at, s.V, rows, ahead_of);
+    if (grads->dout.given()) add_ahead(along(grads->dout, seq.q0, seq.q1, h), at, s.V, rows, ahead_of);
+    if (args->normalize) add_ahead(along(out->out, seq.q0, seq.q1, h), at, s.V, rows, ahead_of);
   }
 
   // ---- results
@@ -446,7 +453,6 @@ struct LinearInputGrad : LinearUnit<T, E> {
   using typename U::X;
   static constexpr bool kSums = false;
 
-  void ahead(int head, int64_t at, int rows, Ahead* ahead_of) const { this->gradient_ahead(head, at, rows, ahead_of); }
   bool sums_wanted() const { return this->args->normalize || this->grads->dfinal_z.given(); }
   StateShape<T> state() const {
     return {static_cast<int>(this->s.V) + (sums_wanted() ? 1 : 0), static_cast<int>(this->s.F),
@@ -493,6 +499,8 @@ struct LinearInputGrad : LinearUnit<T, E> {
 
 template <class T, class E>
 struct LinearQueryGrad : LinearInputGrad<T, E> {
+  using U = LinearUnit<T, E>;
+  void ahead(int head, int64_t at, int rows, Ahead* next) const { this->gradient_ahead(U::Input::q, head, at, rows, next); }
   int64_t readers() const { return this->seq.q1 - this->seq.q0; }
   int64_t writers() const { return this->seq.k1 - this->seq.k0; }
   void begin(int head, T* state_of) const {
@@ -529,6 +537,8 @@ struct LinearQueryGrad : LinearInputGrad<T, E> {
 
 template <class T, class E>
 struct LinearKeyGrad : LinearInputGrad<T, E> {
+  using U = LinearUnit<T, E>;
+  void ahead(int head, int64_t at, int rows, Ahead* next) const { this->gradient_ahead(U::Input::k, head, at, rows, next); }
   int64_t readers() const { return this->seq.k1 - this->seq.k0; }
   int64_t writers() const { return this->seq.q1 - this->seq.q0; }
   void begin(int head, T* state_of) const {
@@ -577,7 +587,7 @@ struct LinearValueGrad : LinearUnit<T, E> {
   StateShape<T> state() const {
     return {static_cast<int>(this->s.F), static_cast<int>(this->s.V), this->s.shifted ? static_cast<int>(this->s.F) : 0};
   }
-  void ahead(int head, int64_t at, int rows, Ahead* ahead_of) const { this->gradient_ahead(head, at, rows, ahead_of); }
+  void ahead(int head, int64_t at, int rows, Ahead* next) const { this->gradient_ahead(U::Input::v, head, at, rows, next); }
   void begin(int head, T* state_of) const {
     this->load_state(state(), false, head, this->grads->dfinal_state, View(), state_of);
   }
