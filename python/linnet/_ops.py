@@ -164,6 +164,7 @@ TYPES = {
     "boolean": "bool",
     "choice": "str",
     "window": "tuple[int, int]",
+    "sizes": "tuple[int, ...]",
 }
 
 
@@ -176,7 +177,7 @@ def _source(declaration):
         f"{decl['name']}: torch.Tensor" + (" | None = None" if decl["optional"] else "") for decl in inputs[positional:]
     ]
     for option in declaration["options"]:
-        default = tuple(option["default"]) if option["kind"] == "window" else option["default"]
+        default = tuple(option["default"]) if option["kind"] in ("window", "sizes") else option["default"]
         signature.append(f"{option['name']}: {TYPES[option['kind']]} = {default!r}")
     choosable = [decl["name"] for decl in outputs[1:] if decl["optional"]]
     signature += [f"return_{output}: bool = False" for output in choosable]

@@ -148,12 +148,34 @@ class Maker {
       case Values::page_table:
         for (double& x : values) x = static_cast<double>(random.below(bound));
         break;
+      case Values::tree: draw_tree(bound, random, &values); break;
       default: {  // lengths and starts: empty, full, or between
         for (double& x : values) {
           const double kind = random.uniform();
           x = static_cast<double>(kind < 0.1 ? 0 : kind < 0.2 ? bound : random.between(0, bound));
         }
       }
+    }
+  }
+
+  // Every node but the root takes a run of the nodes that have no parent yet; the root takes the rest. Runs keep subtrees over
+  // consecutive leaves together; "mixed" shuffles the leaves first.
+  void draw_tree(int64_t leaves, Random& random, std::vector<double>* parent) const {
+    const auto nodes = static_cast<int64_t>(parent->size());
+    std::vector<int64_t> roots;
+    for (int64_t i = 0; i < std::min(leaves, nodes); ++i) roots.push_back(i);
+    for (size_t i = roots.size(); c_.has_value("mixed") && i > 1; --i) {
+      std::swap(roots[i - 1], roots[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
+    }
+    parent->assign(parent->size(), -1);
+    for (int64_t x = leaves; x < nodes && !roots.empty(); ++x) {
+      const auto count = static_cast<int64_t>(roots.size());
+      const int64_t first = x + 1 == nodes ? 0 : random.below(count);
+      const int64_t end = x + 1 == nodes ? count : std::min(count, first + random.between(1, 5));
+      for (int64_t i = first; i < end; ++i)
+        (*parent)[static_cast<size_t>(roots[static_cast<size_t>(i)])] = static_cast<double>(x);
+      roots.erase(roots.begin() + first, roots.begin() + end);
+      roots.insert(roots.begin() + first, x);
     }
   }
 

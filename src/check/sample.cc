@@ -63,6 +63,13 @@ void draw_letters(Case* c, Random& random) {
     if (letter == "T" && has_state(op)) value = random.pick({1, 1, 1, 2, 3, 4, 8, 0});
     if (letter == "capacity") value = draw_tokens(random) + 4;
     if (kind == Kind::batch && is_packed(op, c->with)) value = 1;
+    // Nodes of a tree: its leaves (the tokens, drawn before) and some more.
+    for (const TensorDecl& decl : op.inputs) {
+      if (decl.values != Values::tree || decl.shape != letter) continue;
+      for (const auto& [name, leaves] : c->letters) {
+        if (name == decl.of) value = leaves == 0 ? 0 : leaves + random.between(1, leaves);
+      }
+    }
     c->letters.emplace_back(letter, value);
   }
   const auto find = [&](const std::string& letter) -> int64_t* {
@@ -103,6 +110,12 @@ void draw_options(Case* c, Random& random) {
     switch (option.kind) {
       case OptionKind::boolean: text = standard == "1" ? "0" : "1"; break;
       case OptionKind::choice: text = random.pick(option.choices); break;
+      case OptionKind::sizes: {
+        for (int64_t i = random.between(0, 4); i > 0; --i)
+          text += (text.empty() ? "" : ",") + std::to_string(random.pick({1, 2, 3, 4, 7, 16}));
+        if (text.empty()) text = "none";
+        break;
+      }
       case OptionKind::window:
         text = std::to_string(random.pick({-1, 0, 1, 3, 16, 50})) + "," + std::to_string(random.pick({-1, -1, 0, 2, 17}));
         break;

@@ -29,6 +29,41 @@ Status read(const SafetensorsFile& file, const std::string& name, Dtype dtype, A
   return file.read_f64(name, array->values, ReadValues::any);
 }
 
+// The whole matrix of attention weights, [B, H, T, S], under the names that mechanisms' pages give it. No operator returns it;
+// it is what an operator that is linear in v makes of v = identity.
+bool is_matrix(const Op& op, const SafetensorsFile& file, const std::string& name) {
+  SafetensorsEntry entry;
+  return (name == "matrix" || name == "weights") && op.find_input("v") != nullptr && file.find(name, entry).ok() &&
+         entry.shape.size() == 4;
+}
+
+// out [B, T, H, S] of v = identity, as [B, H, T, S].
+Status run_identity(Problem problem, const Setting& setting, const Array& matrix, std::vector<Array>* results) {
+  const int64_t S = matrix.size[3];
+  problem.outputs = {"out"};
+  problem.gradients.clear();
+  for (Array& array : problem.inputs) {
+    if (array.name != "v") continue;
+    array.size.back() = S;
+    array.values.assign(static_cast<size_t>(array.size[0] * array.size[1] * array.size[2] * S), 0);
+    for (size_t i = 0; i < array.values.size(); ++i) {
+      const int64_t row = static_cast<int64_t>(i) / S, token = row / array.size[2] % array.size[1];
+      array.values[i] = token == static_cast<int64_t>(i) % S ? 1 : 0;
+    }
+  }
+  Execution run;
+  LINNET_TRY(execute(problem, setting, &run));
+  const Array& out = *find_array(run.results, "out");
+  Array turned{matrix.name, matrix.size, out.dtype, std::vector<double>(out.values.size())};
+  const int64_t T = out.size[1], H = out.size[2];
+  for (size_t i = 0; i < out.values.size(); ++i) {
+    const int64_t at = static_cast<int64_t>(i), h = at / S % H, t = at / S / H % T, b = at / S / H / T;
+    turned.values[static_cast<size_t>(((b * H + h) * T + t) * S + at % S)] = out.values[i];
+  }
+  results->push_back(std::move(turned));
+  return {};
+}
+
 }  // namespace
 
 Status load_vectors(const std::string& path, VectorFile* vectors) {
@@ -54,6 +89,7 @@ Status load_vectors(const std::string& path, VectorFile* vectors) {
   Call call(*op);
   for (const auto& [key, value] : file.metadata()) {
     if (key == "mechanism" || key == "operator" || key == "format") continue;
+    if (key == "seed" && op->find_option(key) == nullptr) continue;  // how the inputs were drawn
     if (const Status status = call.set_option(key, value); !status.ok()) return bad_input(path + ": " + status.message());
     problem.options.emplace_back(key, value);
   }
@@ -83,6 +119,7 @@ Status load_vectors(const std::string& path, VectorFile* vectors) {
     problem.gradients.push_back("d" + decl.name);
   }
   for (const std::string& tensor : file.names()) {
+    if (is_matrix(*op, file, tensor)) LINNET_TRY(take(tensor, Dtype::f64, &vectors->stored));
     if (!contains(used, tensor)) vectors->unchecked.push_back(tensor);
   }
   return {};
@@ -114,6 +151,11 @@ Status run_vectors(const VectorFile& file, Dtype dtype, const Setting& setting, 
   result->faults = run.faults;
   Execution reference;
   LINNET_TRY(about(execute(problem, {.as_reference = true, .impl = "ref"}, &reference)));
+  for (const Array& stored : file.stored) {
+    const bool matrix =
+        problem.op->find_output(stored.name) == nullptr && problem.op->find_input(stored.name.substr(1)) == nullptr;
+    if (matrix) LINNET_TRY(about(run_identity(problem, setting, stored, &run.results)));
+  }
   judge(problem, reference, file.stored, run.results, Against::vectors, result);
   return {};
 }

@@ -59,6 +59,7 @@ std::string kind_text(const OptionDecl& option) {
   switch (option.kind) {
     case OptionKind::boolean: return "0 or 1";
     case OptionKind::window: return "left,right";
+    case OptionKind::sizes: return "whole numbers >= " + bound(option.low) + ", or none";
     case OptionKind::choice: {
       std::string text;
       for (const std::string& choice : option.choices) text += (text.empty() ? "" : " ") + choice;

@@ -17,6 +17,13 @@ struct Window {
   int64_t left = -1, right = -1;
 };
 
+// A short list of whole numbers: branching factors of a tree, from the bottom.
+struct Sizes {
+  static constexpr int kMax = 16;
+  int64_t count = 0;
+  int64_t value[kMax] = {};
+};
+
 // An option that may be left to its default: Maybe scale; scale.value_or(1.0).
 struct Maybe {
   double value = 0;

@@ -27,6 +27,7 @@ const char* values_name(Values values) {
     case Values::lengths: return "lengths";
     case Values::starts: return "starts";
     case Values::page_table: return "page_table";
+    case Values::tree: return "tree";
   }
   return "";
 }
@@ -39,6 +40,7 @@ const char* kind_name(OptionKind kind) {
     case OptionKind::boolean: return "boolean";
     case OptionKind::choice: return "choice";
     case OptionKind::window: return "window";
+    case OptionKind::sizes: return "sizes";
   }
   return "";
 }
@@ -80,7 +82,8 @@ void write_tensor(JsonWriter& json, const TensorDecl& decl, bool input) {
 
 void write_bound(JsonWriter& json, const char* name, const OptionDecl& option, double bound) {
   json.key(name);
-  const bool whole = option.kind == OptionKind::integer || option.kind == OptionKind::window;
+  const bool whole =
+      option.kind == OptionKind::integer || option.kind == OptionKind::window || option.kind == OptionKind::sizes;
   if (bound <= -kAnyReal || bound >= (whole ? 9e15 : kAnyReal)) {
     json.value(nullptr);
   } else if (whole) {
@@ -111,6 +114,11 @@ void write_default(JsonWriter& json, const OptionDecl& option, const char* args)
     case OptionKind::choice: json.value(option.choices[static_cast<size_t>(at<int32_t>(args, option))]); break;
     case OptionKind::window:
       json.begin_array().value(at<Window>(args, option).left).value(at<Window>(args, option).right).end_array();
+      break;
+    case OptionKind::sizes:
+      json.begin_array();
+      for (int64_t i = 0; i < at<Sizes>(args, option).count; ++i) json.value(at<Sizes>(args, option).value[i]);
+      json.end_array();
       break;
   }
 }

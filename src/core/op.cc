@@ -338,6 +338,15 @@ Status check_option(const Op& op, const OptionDecl& option, const void* args) {
       return bad_input(op.name + ": " + option.name + " is (" + std::to_string(w.left) + ", " + std::to_string(w.right) +
                        "), expected values of at least -1 (-1: unlimited)");
     }
+    case OptionKind::sizes: {
+      const Sizes& list = value_at<Sizes>(args, option.offset);
+      if (list.count < 0 || list.count > Sizes::kMax) {
+        return bad_input(op.name + ": " + option.name + " has " + std::to_string(list.count) + " numbers, expected at most " +
+                         std::to_string(Sizes::kMax));
+      }
+      for (int64_t i = 0; i < list.count; ++i) LINNET_TRY(range(static_cast<double>(list.value[i])));
+      return {};
+    }
     case OptionKind::boolean: break;
   }
   return {};
@@ -702,6 +711,17 @@ Status set_option(const Op& op, std::string_view name, std::string_view text, vo
       value_at<Window>(args, option->offset) = w;
       break;
     }
+    case OptionKind::sizes: {
+      Sizes list;
+      for (std::string_view rest = text == "none" ? "" : text; !rest.empty();) {
+        const std::string_view word = rest.substr(0, rest.find(','));
+        if (list.count == Sizes::kMax) return wrong("at most " + std::to_string(Sizes::kMax) + " numbers");
+        if (!parse(word, &list.value[list.count++])) return wrong("whole numbers such as 2,4,8, or none");
+        rest.remove_prefix(word.size() == rest.size() ? word.size() : word.size() + 1);
+      }
+      value_at<Sizes>(args, option->offset) = list;
+      break;
+    }
   }
   return check_option(op, *option, args);
 }
@@ -719,6 +739,12 @@ std::string option_text(const OptionDecl& option, const void* args) {
     case OptionKind::window: {
       const Window& w = value_at<Window>(args, option.offset);
       return std::to_string(w.left) + "," + std::to_string(w.right);
+    }
+    case OptionKind::sizes: {
+      const Sizes& list = value_at<Sizes>(args, option.offset);
+      std::string text;
+      for (int64_t i = 0; i < list.count; ++i) text += (i ? "," : "") + std::to_string(list.value[i]);
+      return list.count == 0 ? "none" : text;
     }
   }
   return "";

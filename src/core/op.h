@@ -52,6 +52,7 @@ enum class Values {
   lengths,        // each in [0, letter `of`]: what lies at or behind it is not read
   starts,         // each in [0, letter `of`]: what lies before it is not read
   page_table,     // entries below the letter `of` where they are used; the operator checks
+  tree,           // parent of each node, the first `of` are leaves; a larger number than the node's, -1 for the root
 };
 
 struct TensorDecl {
@@ -69,13 +70,13 @@ struct TensorDecl {
   size_t grad_offset = 0;       // of its gradient's View in Grads, when differentiable
 };
 
-enum class OptionKind { real, maybe_real, integer, boolean, choice, window };
+enum class OptionKind { real, maybe_real, integer, boolean, choice, window, sizes };
 
 struct OptionDecl {
   std::string name, doc;
   OptionKind kind = OptionKind::real;
   size_t offset = 0;                 // in Args
-  double low = 0, high = 0;          // inclusive range of real, maybe_real, integer and window
+  double low = 0, high = 0;          // inclusive range of real, maybe_real, integer, window and each of sizes
   std::vector<std::string> choices;  // choice: stored as int32_t index
   bool sampled = true;               // random cases vary it
 };
@@ -248,6 +249,10 @@ class Declare {
   }
   Declare& option(std::string name, Window Args::*member, std::string doc) {
     return add_option(std::move(name), OptionKind::window, offset(member), -1, 9e15, std::move(doc));
+  }
+  Declare& option(std::string name, Sizes Args::*member, int64_t low, int64_t high, std::string doc) {
+    return add_option(std::move(name), OptionKind::sizes, offset(member), static_cast<double>(low), static_cast<double>(high),
+                      std::move(doc));
   }
   Declare& option(std::string name, bool Args::*member, std::string doc) {
     return add_option(std::move(name), OptionKind::boolean, offset(member), 0, 1, std::move(doc));

@@ -144,6 +144,11 @@ std::string option_argument(const Op& op, const OptionDecl& option, Arguments& a
       }
       return number_text(sides[0]) + "," + number_text(sides[1]);
     }
+    case OptionKind::sizes: {
+      std::string text;
+      for (const int64_t x : arguments.value<std::vector<int64_t>>()) text += (text.empty() ? "" : ",") + number_text(x);
+      return text.empty() ? "none" : text;
+    }
   }
   return "";
 }

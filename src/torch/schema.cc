@@ -40,6 +40,7 @@ void add_options(List& list, const Op& op) {
       case OptionKind::integer: list.add("int " + option.name + "=" + text); break;
       case OptionKind::boolean: list.add("bool " + option.name + "=" + (text == "1" ? "True" : "False")); break;
       case OptionKind::choice: list.add("str " + option.name + "=\"" + text + "\""); break;
+      case OptionKind::sizes: list.add("int[] " + option.name + "=[" + (text == "none" ? "" : text) + "]"); break;
       case OptionKind::window: list.add("int[2] " + option.name + "=[" + text.insert(text.find(',') + 1, " ") + "]"); break;
     }
   }
