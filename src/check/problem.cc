@@ -236,6 +236,7 @@ class Maker {
         case Values::feature_sums:
         case Values::unit_interval: x = random.uniform(); break;
         case Values::rounding: x = 0; break;
+        case Values::positive: x = std::exp2(2 * random.uniform() - 1); break;
         case Values::log_decay: x = -0.2 * std::abs(random.normal() * random.normal() * random.normal()); break;
         default: x = random.normal();
       }

@@ -23,6 +23,8 @@ const char* values_name(Values values) {
     case Values::feature_sums: return "feature_sums";
     case Values::rounding: return "rounding";
     case Values::log_decay: return "log_decay";
+    case Values::positive: return "positive";
+    case Values::finite: return "finite";
     case Values::offsets: return "offsets";
     case Values::lengths: return "lengths";
     case Values::starts: return "starts";

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "half.h"
 #include "isa.h"
 
 namespace linnet {
@@ -313,6 +314,27 @@ Status check_values(const Op& op, const TensorDecl& decl, const View& view, cons
                    " (the number of tokens)");
 }
 
+// Values that a declaration forbids, as far as they are floats: read only when the operator runs, not when its call is planned.
+Status check_numbers(const Op& op, const TensorDecl& decl, const View& view) {
+  const bool positive = decl.values == Values::positive;
+  if (!view.given() || (!positive && decl.values != Values::finite)) return {};
+  for (int64_t i = 0; i < view.elements(); ++i) {
+    int64_t at[kMaxRank], offset = 0, rest = i;
+    for (int d = view.rank - 1; d >= 0; --d) {
+      at[d] = rest % view.size[d];
+      offset += at[d] * view.stride[d];
+      rest /= view.size[d];
+    }
+    const double x = load_f64(view.data, view.dtype, offset);
+    if (positive ? x > 0 : !std::isinf(x)) continue;
+    std::string place;
+    for (int d = 0; d < view.rank; ++d) place += "[" + std::to_string(at[d]) + "]";
+    return bad_input(op.name + ": " + decl.name + place + " is " + number(x) + ", expected a " +
+                     (positive ? "number above 0" : "finite number"));
+  }
+  return {};
+}
+
 std::string range_text(double low, double high) {
   if (std::isinf(low) || low == -std::numeric_limits<double>::max())
     return high >= 9e15 ? "a finite number" : "at most " + number(high);
@@ -598,6 +620,7 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
   Dims dims;
   bool packed_rank;
   LINNET_TRY(prepare(op, args, &dims, &packed_rank));
+  for (const TensorDecl& decl : op.inputs) LINNET_TRY(check_numbers(op, decl, view_at(args, decl.offset)));
   const Impl* impl;
   LINNET_TRY(choose_impl(op, pass, context, &impl));
 

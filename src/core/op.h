@@ -48,6 +48,8 @@ enum class Values {
   feature_sums,   // sums of features: positive, the first the largest (random cases only)
   rounding,       // what rounding took from a state, zeros at first: its value is nobody's, and is not compared
   log_decay,      // natural logarithm of a decay, <= 0 (random cases only)
+  positive,       // above 0: checked when the operator runs
+  finite,         // no infinity: checked when the operator runs
   offsets,        // cu_seqlens: 0 first, non-decreasing, last = the letter `of`
   lengths,        // each in [0, letter `of`]: what lies at or behind it is not read
   starts,         // each in [0, letter `of`]: what lies before it is not read

@@ -62,7 +62,7 @@ struct View {
   static View dense(const void* data, Dtype dtype, std::initializer_list<int64_t> sizes) {
     return dense(data, dtype, sizes.begin(), static_cast<int>(sizes.size()));
   }
-  static View dense(const void* data, Dtype dtype, const int64_t* sizes, int rank) {
+  LINNET_INLINE static View dense(const void* data, Dtype dtype, const int64_t* sizes, int rank) {
     View v;
     v.data = const_cast<void*>(data);
     v.dtype = dtype;
