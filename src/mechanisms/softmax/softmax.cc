@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/op.h"
+#include "softmax_checks.h"
 #include "softmax_mask.h"
 
 namespace linnet {
@@ -19,20 +20,7 @@ Status check_softmax(const SoftmaxArgs& args, const Dims&) {
 }
 
 Status check_decode(const SoftmaxDecodeArgs& args, const Dims& dims) {
-  const int64_t capacity = dims["capacity"], tokens = dims["T"];
-  for (int64_t b = 0; b < dims["B"]; ++b) {
-    const int64_t length = index_value(args.lengths, b);
-    if (length + tokens > capacity) {
-      return bad_input("softmax_decode: the cache of item " + std::to_string(b) + " holds " + std::to_string(length) + " of " +
-                       std::to_string(capacity) + " tokens, no room for " + std::to_string(tokens) + " more");
-    }
-    if (!args.cache_start.given()) continue;
-    if (const int64_t start = index_value(args.cache_start, b); start > length) {
-      return bad_input("softmax_decode: cache_start[" + std::to_string(b) + "] is " + std::to_string(start) +
-                       ", expected at most " + std::to_string(length) + " (its length)");
-    }
-  }
-  return {};
+  return check_softmax_cache("softmax_decode", args, dims);
 }
 
 Status check_paged(const SoftmaxPagedArgs& args, const Dims& dims) {
@@ -105,15 +93,6 @@ Cost cost_merge(const SoftmaxMergeArgs& args, const Dims& dims, Pass) {
   return {2 * rows * parts * width, rows * (parts + 1) * (width * element + 4)};
 }
 
-std::string bf16_dots_available() {
-#if defined(__x86_64__)
-  if (const std::string reason = isa_available<2>(); !reason.empty()) return reason;
-  return __builtin_cpu_supports("avx512bf16") ? "" : "this machine has no AVX512_BF16";
-#else
-  return "this build is not for x86-64";
-#endif
-}
-
 #if defined(LINNET_HAS_avx512)
 #define LINNET_BF16_IMPL(stem, backward) \
   .impl<avx512_bf16::stem##_forward, backward, avx512_bf16::stem##_workspace>("avx512_bf16", bf16_dots_available)
@@ -122,6 +101,32 @@ std::string bf16_dots_available() {
 #endif
 
 }  // namespace
+
+Status check_softmax_cache(const char* op, const SoftmaxDecodeArgs& args, const Dims& dims) {
+  const int64_t capacity = dims["capacity"], tokens = dims["T"];
+  for (int64_t b = 0; b < dims["B"]; ++b) {
+    const int64_t length = index_value(args.lengths, b);
+    if (length + tokens > capacity) {
+      return bad_input(std::string(op) + ": the cache of item " + std::to_string(b) + " holds " + std::to_string(length) +
+                       " of " + std::to_string(capacity) + " tokens, no room for " + std::to_string(tokens) + " more");
+    }
+    if (!args.cache_start.given()) continue;
+    if (const int64_t start = index_value(args.cache_start, b); start > length) {
+      return bad_input(std::string(op) + ": cache_start[" + std::to_string(b) + "] is " + std::to_string(start) +
+                       ", expected at most " + std::to_string(length) + " (its length)");
+    }
+  }
+  return {};
+}
+
+std::string bf16_dots_available() {
+#if defined(__x86_64__)
+  if (const std::string reason = isa_available<2>(); !reason.empty()) return reason;
+  return __builtin_cpu_supports("avx512bf16") ? "" : "this machine has no AVX512_BF16";
+#else
+  return "this build is not for x86-64";
+#endif
+}
 
 // clang-format off
 const Op& softmax_op() {

@@ -21,10 +21,6 @@ namespace linnet::LINNET_ISA {
 
 inline constexpr int kMaxBlock = 4;  // key tiles of a block
 
-struct Gradients {
-  View dout, dlse, dq, dk, dv, dbias, dsinks, out, lse;
-};
-
 // Per row (b, h, i), at ((b H + h) Tq + i).
 template <class T>
 struct RowData {
@@ -370,9 +366,9 @@ struct BackwardMemory {
   }
 };
 
-// delta_i = dout_i . out_i - dlse_i; lse in base 2, 0 for rows that see nothing; each sequence's part of dsinks.
-// The sum runs over the channels in the order of the product dP = dO VT: where one key has all the weight, out = v and
-// dP - delta is exactly 0.
+// delta_i = dout_i . out_i - dlse_i (out not given: -dlse_i); lse in base 2, 0 for rows that see nothing; each sequence's part
+// of dsinks. The sum runs over the channels in the order of the product dP = dO VT: where one key has all the weight, out = v
+// and dP - delta is exactly 0.
 template <class A>
 void row_data(const Problem& p, const Gradients& g, const BackwardMemory<A>& memory, const Launch& launch, double flops) {
   using T = typename A::T;
@@ -387,7 +383,7 @@ void row_data(const Problem& p, const Gradients& g, const BackwardMemory<A>& mem
     for (int64_t i0 = 0; i0 < seq.tq; i0 += kLanes) {
       const QueryRows rows{h, i0, static_cast<int>(smaller(kLanes, seq.tq - i0))};
       T delta[kLanes] = {};
-      if (g.dout.given()) {
+      if (g.dout.given() && g.out.given()) {
         T* const dt = reinterpret_cast<T*>(memory.worker + worker * memory.worker_bytes);
         T* const ot = dt + V * kLanes;
         with_type<T>(g.dout, rows.offset(g.dout, seq),

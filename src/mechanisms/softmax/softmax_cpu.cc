@@ -3,29 +3,29 @@
 #include "softmax_forward.h"
 
 namespace linnet::LINNET_ISA {
-namespace {
 
-int64_t workspace_of(const Problem& p, int workers) {
+int64_t attend_workspace(const Problem& p, int workers) {
   return p.q.dtype == Dtype::f64 ? forward_workspace<Direct<double>>(p, workers) : forward_workspace<Direct<float>>(p, workers);
 }
-void run_forward(Problem p, const SoftmaxOut& out, const Launch& launch) {
-  p.out = out.out;
-  p.lse = out.lse;
+void attend(const Problem& p, const Launch& launch) {
   if (p.q.dtype == Dtype::f64) {
     forward<Direct<double>>(p, launch);
   } else {
     forward<Direct<float>>(p, launch);
   }
 }
-
-}  // namespace
+static void run_forward(Problem p, const SoftmaxOut& out, const Launch& launch) {
+  p.out = out.out;
+  p.lse = out.lse;
+  attend(p, launch);
+}
 
 void softmax_forward(const SoftmaxArgs& args, const SoftmaxOut& out, const Launch& launch) {
   run_forward(problem_of(args), out, launch);
 }
 
 int64_t softmax_decode_workspace(const SoftmaxDecodeArgs& args, Pass, int workers) {
-  return workspace_of(problem_of(args), workers);
+  return attend_workspace(problem_of(args), workers);
 }
 void softmax_decode_forward(const SoftmaxDecodeArgs& args, const SoftmaxOut& out, const Launch& launch) {
   append(args);
@@ -33,7 +33,7 @@ void softmax_decode_forward(const SoftmaxDecodeArgs& args, const SoftmaxOut& out
 }
 
 int64_t softmax_paged_workspace(const SoftmaxPagedArgs& args, Pass, int workers) {
-  return workspace_of(problem_of(args), workers);
+  return attend_workspace(problem_of(args), workers);
 }
 void softmax_paged_forward(const SoftmaxPagedArgs& args, const SoftmaxOut& out, const Launch& launch) {
   run_forward(problem_of(args), out, launch);

@@ -13,6 +13,7 @@
 #include "simd/math.h"
 #include "simd/tile.h"
 #include "softmax.h"
+#include "softmax_gate.h"
 #include "softmax_mask.h"
 
 namespace linnet::LINNET_ISA {
@@ -56,36 +57,6 @@ void run_tasks(const Launch& launch, int64_t tasks, double flops, const F& f) {
   }
 }
 
-// Calls f(pointer) with the view's data as its own element type. T = double serves f64, T = float the others.
-template <class T, class F>
-LINNET_INLINE void with_type(const View& view, int64_t offset, const F& f) {
-  if constexpr (sizeof(T) == 8) {
-    f(static_cast<double*>(view.data) + offset);
-  } else {
-    switch (view.dtype) {
-      case Dtype::bf16: return f(static_cast<Bf16*>(view.data) + offset);
-      case Dtype::f16: return f(static_cast<F16*>(view.data) + offset);
-      default: return f(static_cast<float*>(view.data) + offset);
-    }
-  }
-}
-template <class T>
-LINNET_INLINE T element_at(const View& view, int64_t offset) {
-  T value = 0;
-  with_type<T>(view, offset, [&](auto* p) {
-    if constexpr (sizeof(T) == 8) {
-      value = *p;
-    } else {
-      value = to_f32(*p);
-    }
-  });
-  return value;
-}
-template <class T>
-LINNET_INLINE void set_element(const View& view, int64_t offset, T value) {
-  with_type<T>(view, offset, [&]<class S>(S* p) { *p = round_to<S>(value); });
-}
-
 struct Sequence {  // queries q0 .. q0+tq-1 and keys k0 .. k0+n-1 of batch row b
   int64_t b, q0, tq, k0, n;
   LINNET_INLINE int64_t shift() const { return n - tq; }  // query i stands at key position i + shift
@@ -98,6 +69,8 @@ struct Problem {
   View lengths, start;  // keys of each item (key_len, lengths of a cache), first key
   Mask mask;
   double scale = 1, softcap = 0;
+  Gate gate;                                   // g given: out = y gated
+  View read, kept;                             // given: y itself, before the gate
   static constexpr bool kReadsInPlace = true;  // keys and values may be read where they lie instead of through load_keys
 
   LINNET_INLINE int64_t group() const { return k.size[2] == 0 ? 1 : q.size[2] / k.size[2]; }
@@ -249,7 +222,13 @@ struct Problem {
       X::store(inverse + r, select(eq(l, X::zero()), X::zero(), factor / l));
       X::store(natural + r, fma(top, X::broadcast(kLn2<T>), log(l)));
     }
-    if (in_rows) {
+    if (gate.g.given() || read.given() || kept.given()) {  // the gate acts on rows in T; one rounding at the end
+      if (!in_rows) store_tile_transposed(o, kLanes, rows, width, temp, round_up<T>(width), inverse);
+      if (in_rows && o != temp) {
+        for (int64_t i = 0; i < rows * round_up<T>(width); ++i) temp[i] = o[i];
+      }
+      finish_gated(seq, head, r0, rows, temp, in_rows ? inverse : nullptr);
+    } else if (in_rows) {
       store_rows<T>(out, seq, head, r0, rows, o, round_up<T>(width), inverse);
     } else if (group() == 1) {
       with_type<T>(out, row_offset(out, seq, head, r0),
@@ -261,7 +240,36 @@ struct Problem {
     if (!lse.given()) return;
     for (int r = 0; r < rows; ++r) *(static_cast<T*>(lse.data) + row_offset(lse, seq, head, r0 + r)) = natural[r];
   }
+
+  // Rows y [rows, round_up(V)] in temp, times `factors` where given: stored as the read, gated, stored as the output.
+  template <class T>
+  [[gnu::noinline]] void finish_gated(const Sequence& seq, int64_t head, int64_t r0, int rows, T* temp,
+                                      const T* factors) const {
+    using X = Vec<T>;
+    const int width = static_cast<int>(value_width());
+    const int64_t ld = round_up<T>(width);
+    for (int r = 0; r < rows && factors != nullptr; ++r) {
+      for (int c = 0; c < width; c += X::W) X::store(temp + r * ld + c, X::load(temp + r * ld + c) * factors[r]);
+    }
+    if (read.given()) store_rows<T>(read, seq, head, r0, rows, temp, ld, nullptr);
+    if (kept.given()) store_rows<T>(kept, seq, head, r0, rows, temp, ld, nullptr);
+    for (int r = 0; r < rows && gate.g.given(); ++r) {
+      gate_row<T>(gate, row_offset(gate.g, seq, head, r0 + r), width, temp + r * ld, temp + r * ld);
+    }
+    store_rows<T>(out, seq, head, r0, rows, temp, ld, nullptr);
+  }
 };
+
+// What the backward of a Problem reads and writes. `out` not given: delta is -dlse alone.
+struct Gradients {
+  View dout, dlse, dq, dk, dv, dbias, dsinks, out, lse;
+};
+
+// The kernels on a Problem, compiled once per instruction set, for the mechanisms that are softmax with something around it.
+void attend(const Problem& problem, const Launch& launch);
+int64_t attend_workspace(const Problem& problem, int workers);
+void attend_backward(const Problem& problem, const Gradients& gradients, const Launch& launch);
+int64_t attend_backward_workspace(const Problem& problem, int workers);
 
 LINNET_INLINE double default_scale(Maybe scale, int64_t K) {
   return scale.given ? scale.value : 1 / __builtin_sqrt(static_cast<double>(K));

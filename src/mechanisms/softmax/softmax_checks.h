@@ -1,0 +1,16 @@
+// Checks that softmax shares with mechanisms built on it.
+#pragma once
+
+#include <string>
+
+#include "core/op.h"
+#include "softmax.h"
+
+namespace linnet {
+
+// Room for the new tokens, and a start that is not behind the end.
+Status check_softmax_cache(const char* op, const SoftmaxDecodeArgs& args, const Dims& dims);
+// Why this machine cannot run the kernels with bf16 dot products; empty when it can.
+std::string bf16_dots_available();
+
+}  // namespace linnet
