@@ -1,0 +1,149 @@
+#include "fem.h"
+
+#include <cmath>
+
+#include "core/op.h"
+
+namespace linnet {
+namespace {
+
+const std::vector<std::string>& priors() {
+  static const std::vector<std::string> names = {"softmax", "linear", "gated", "aft", "ssm", "delta", "zeros"};
+  return names;
+}
+
+Status check_prior(const char* op, FemPrior prior) {
+  if (prior != FemPrior::delta && prior != FemPrior::zeros) return {};
+  return bad_input(std::string(op) + ": prior " + priors()[static_cast<size_t>(prior)] +
+                   " has weights of both signs, whose sum may have no logarithm; expected softmax, linear, gated, aft or ssm");
+}
+
+// Each prior needs its own inputs and no others.
+Status check_inputs(const char* op, FemPrior prior, const std::vector<std::pair<const char*, const View*>>& tensors,
+                    const std::vector<std::string>& needed) {
+  for (const auto& [name, view] : tensors) {
+    bool wanted = false;
+    for (const std::string& one : needed) wanted |= one == name;
+    if (wanted == view->given()) continue;
+    const std::string& title = priors()[static_cast<size_t>(prior)];
+    return bad_input(std::string(op) + ": " + name +
+                     (wanted ? " is missing; prior " + title + " needs it" : " is given, expected none with prior " + title));
+  }
+  return {};
+}
+std::vector<std::string> inputs_of(FemPrior prior) {
+  switch (prior) {
+    case FemPrior::gated: return {"q", "k", "a"};
+    case FemPrior::ssm: return {"delta", "A", "Bm", "Cm", "D"};
+    default: return {"q", "k"};
+  }
+}
+
+Status check_read(const FemReadArgs& args, const Dims& dims) {
+  LINNET_TRY(check_prior("fem_read", args.prior));
+  LINNET_TRY(check_inputs("fem_read", args.prior,
+                          {{"q", &args.q},
+                           {"k", &args.k},
+                           {"a", &args.a},
+                           {"delta", &args.delta},
+                           {"A", &args.A},
+                           {"Bm", &args.Bm},
+                           {"Cm", &args.Cm},
+                           {"D", &args.D}},
+                          inputs_of(args.prior)));
+  if (args.prior == FemPrior::aft && dims["K"] != dims["V"]) {
+    return bad_input("fem_read: q has " + std::to_string(dims["K"]) + " channels, expected " + std::to_string(dims["V"]) +
+                     " (same as v) with prior aft");
+  }
+  if (!args.causal && (args.prior == FemPrior::gated || args.prior == FemPrior::ssm)) {
+    return bad_input("fem_read: causal is 0, expected 1 with prior " + priors()[static_cast<size_t>(args.prior)] +
+                     ", whose weights decay with time");
+  }
+  const bool exact = args.denominator == FemDenominator::exact || args.denominator == FemDenominator::automatic;
+  if (!exact && (args.prior == FemPrior::softmax || args.prior == FemPrior::aft)) {
+    return bad_input("fem_read: prior " + priors()[static_cast<size_t>(args.prior)] +
+                     " is normalised exactly, expected denominator exact");
+  }
+  if (args.masked && !args.key_mask.given()) return bad_input("fem_read: key_mask is missing; masked needs it");
+  return {};
+}
+
+// Multiply-adds as two flops; values are read twice as wide, and the backward reads them as the prior's own backward does.
+Cost cost_read(const FemReadArgs& args, const Dims& dims, Pass pass) {
+  const auto size = [&](const char* letter) { return static_cast<double>(dims[letter]); };
+  const double T = size("T"), K = size("K"), V = size("V"), R = size("R"), heads = size("B") * size("H"), rows = heads * T;
+  const bool forward = pass == Pass::forward;
+  double flops = 0;
+  switch (args.prior) {
+    case FemPrior::softmax: {
+      const double pairs = heads * (args.causal ? T * (T + 1) / 2 : T * T);
+      flops = 2 * pairs * (forward ? K + 2 * V : 3 * K + 4 * V);
+      break;
+    }
+    case FemPrior::ssm: flops = rows * V * R * 3 * (forward ? 4 : 16); break;
+    case FemPrior::aft: flops = rows * V * (forward ? 12 : 40); break;
+    default: flops = rows * ((forward ? 4 : 10) * K * (2 * V + 1) + 32 * (K + 2 * V)); break;
+  }
+  const double bytes = static_cast<double>(dtype_size(args.v.dtype)) * rows * (2 * K + 5 * V);
+  return {flops, forward ? bytes : 2 * bytes};
+}
+
+}  // namespace
+
+// clang-format off
+const Op& fem_read_op() {
+  using A = FemReadArgs;
+  using O = FemReadOut;
+  using G = FemReadGrads;
+  static const Op op =
+      Declare<A, O, G>("fem_read", "fem", "free energy mixer: values read through a log-sum-exp over a prior")
+          .equation("o = g ((1 - lam) mu + lam F),  mu = sum_i p_i v_i,  F = log(sum_i p_i exp(beta v_i)) / beta")
+          .input("v", &A::v, "B S H V", "values").grad(&G::dv)
+          .input("beta", &A::beta, "H V", "the largest inverse temperature of each channel, above 0").element(Element::param).values(Values::positive).grad(&G::dbeta)
+          .input("lam", &A::lam, "B T H V", "inner gate, in (0, 1): from the mean to the free energy").values(Values::unit_interval).grad(&G::dlam)
+          .input("q", &A::q, "B T H K", "queries; aft: as wide as v; ssm: none").optional().grad(&G::dq)
+          .input("k", &A::k, "B S H K", "keys; aft: as wide as v; ssm: none").optional().grad(&G::dk)
+          .input("a", &A::a, "B T H", "prior gated: log decay of each step, at most 0").element(Element::param).values(Values::log_decay).optional().grad(&G::da)
+          .input("delta", &A::delta, "B T H V", "prior ssm: step sizes, above 0").element(Element::param).values(Values::unit_interval).optional().grad(&G::ddelta)
+          .input("A", &A::A, "H V R", "prior ssm: rates, below 0").element(Element::param).values(Values::log_decay).optional().grad(&G::dA)
+          .input("Bm", &A::Bm, "B T R", "prior ssm: what each step writes, at least 0").element(Element::param).values(Values::unit_interval).optional().grad(&G::dBm)
+          .input("Cm", &A::Cm, "B T R", "prior ssm: what each step reads, at least 0").element(Element::param).values(Values::unit_interval).optional().grad(&G::dCm)
+          .input("D", &A::D, "H V", "prior ssm: weight of a step's own value, at least 0").element(Element::param).values(Values::unit_interval).optional().grad(&G::dD)
+          .input("g", &A::g, "B T H V", "outer gate; 1 when absent").values(Values::unit_interval).optional().grad(&G::dg)
+          .input("key_mask", &A::key_mask, "B S", "keys with 0 have no weight").element(Element::mask).optional()
+          .output("out", &O::out, "B T H V", "the mixed read").grad(&G::dout)
+          .output("mu", &O::mu, "B T H V", "the mean under the prior").element(Element::acc).optional().saved()
+          .output("free", &O::free, "B T H V", "the free energy").element(Element::acc).optional().saved()
+          .output("norm", &O::norm, "B T Hn", "softmax: log of the normaliser; linear, gated: the sum of the weights").element(Element::acc).values(Values::logits).optional().saved()
+          .option("prior", &A::prior, priors(), "the weights that are tilted by the values")
+          .option("causal", &A::causal, "a token sees no later key")
+          .option("cap", &A::cap, 0, HUGE_VAL, "bound on |beta v|; none or 0: no bound")
+          .option("denominator", &A::denominator, {"automatic", "exact", "max 1e-6", "plus 1e-5"}, "how weights are normalised; automatic: as the prior says").unsampled()
+          .option("feature_eps", &A::feature_eps, 0, kAnyReal, "linear, gated: added to relu(q) and relu(k)").unsampled()
+          .option("masked", &A::masked, "key_mask must be given").unsampled()
+          .letter("T", "S")  // keys: what key_mask leaves out may hold anything
+          .letter_by("Hn", "prior", {{"softmax", "H"}, {"linear", "H"}, {"gated", "H"}, {"aft", "0"}, {"ssm", "0"}, {"delta", "0"}, {"zeros", "0"}})
+          .check<check_read>()
+          .largest_logit<ref::fem_read_largest_logit>()
+          .cost<cost_read>()
+          .bench("B=1 S=4096 H=8 K=64|128 V=K//2 prior=softmax with=q,k,g dtype=f32|bf16 pass=fwd|fwd+bwd")
+          .bench("B=1 S=8192 H=8 K=64 V=K//2 prior=linear with=q,k,g dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 S=8192 H=8 K=64 V=K//2 prior=gated with=q,k,a,g dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 S=8192 H=8 K=64 V=K prior=aft with=q,k,g dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 S=4096 H=8 V=32 R=16 prior=ssm with=delta,A,Bm,Cm,D,g dtype=f32 pass=fwd|fwd+bwd")
+          .impl<ref::fem_read_forward, ref::fem_read_backward, ref::fem_read_workspace>("ref", always_available);
+  return op;
+}
+// clang-format on
+
+Status fem_read(const FemReadArgs& args, const FemReadOut& out, const Context& context) {
+  return run(fem_read_op(), Pass::forward, &args, &out, nullptr, context);
+}
+Status fem_read_backward(const FemReadArgs& args, const FemReadOut& out, const FemReadGrads& grads, const Context& context) {
+  return run(fem_read_op(), Pass::backward, &args, &out, &grads, context);
+}
+int64_t fem_read_workspace(const FemReadArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(fem_read_op(), pass, &args, context);
+}
+
+}  // namespace linnet
