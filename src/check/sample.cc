@@ -165,6 +165,30 @@ void draw_tensors(Case* c, Random& random) {
   }
 }
 
+// Inputs that an option decides on are given or not as it says.
+bool obey_options(Case* c) {
+  const Op& op = *c->op;
+  alignas(std::max_align_t) char args[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
+  op.construct(args, out, grads);
+  bool changed = false;
+  for (const TensorDecl& decl : op.inputs) {
+    if (decl.needed_by.empty()) continue;
+    std::string choice = option_text(*op.find_option(decl.needed_by), args);
+    for (const auto& [name, text] : c->options) {
+      if (name == decl.needed_by) choice = text;
+    }
+    const bool needed = contains(decl.needed_for, choice);
+    if (needed == contains(c->with, decl.name)) continue;
+    changed = true;
+    if (needed) {
+      c->with.push_back(decl.name);
+    } else {
+      std::erase(c->with, decl.name);
+    }
+  }
+  return changed;
+}
+
 // Halves the largest size until the case costs no more than `limit`; false when it is no longer accepted.
 bool fit(Case* c, const Cost& limit) {
   Cost cost;
@@ -214,6 +238,7 @@ Status sample_case(const Op& op, Random& random, const Sampling& sampling, Case*
     draw_tensors(c, random);
     draw_letters(c, random);
     draw_options(c, random);
+    if (obey_options(c)) draw_letters(c, random);
     Cost cost;
     refused = accepts(*c, &cost);
     if (refused.ok() && fit(c, random.chance(0.05) ? large : sampling.cost)) return {};

@@ -1,5 +1,6 @@
 #include "op.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -501,6 +502,15 @@ Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank) {
     if (decl.mutated) LINNET_TRY(check_written(op, decl.name, view));
   }
   for (const OptionDecl& option : op.options) LINNET_TRY(check_option(op, option, args));
+  for (const TensorDecl& decl : op.inputs) {
+    if (decl.needed_by.empty()) continue;
+    const std::string choice = option_text(*op.find_option(decl.needed_by), args);
+    const bool needed = std::find(decl.needed_for.begin(), decl.needed_for.end(), choice) != decl.needed_for.end();
+    if (needed == view_at(args, decl.offset).given()) continue;
+    return bad_input(op.name + ": " + decl.name +
+                     (needed ? " is missing; " + decl.needed_by + " " + choice + " needs it"
+                             : " is given, expected none with " + decl.needed_by + " " + choice));
+  }
   for (const bool broadcast : {false, true}) {
     for (const TensorDecl& decl : op.inputs) {
       View& view = view_at(args, decl.offset);

@@ -62,9 +62,11 @@ struct TensorDecl {
   std::string other_shape;  // inputs: a second legal shape, of another rank; empty if there is none
   Element element = Element::io;
   Values values = Values::normal;
-  std::string of;          // the letter that bounds offsets and lengths
-  bool optional = false;   // inputs: may be absent; outputs: the caller may decline it
-  bool mutated = false;    // inputs: a state, read and overwritten
+  std::string of;                       // the letter that bounds offsets and lengths
+  bool optional = false;                // inputs: may be absent; outputs: the caller may decline it
+  std::string needed_by;                // inputs: the choice option that decides whether this one is given,
+  std::vector<std::string> needed_for;  // namely for these choices, and for no others
+  bool mutated = false;                 // inputs: a state, read and overwritten
   bool broadcast = false;  // inputs: dimensions may be 1, leading ones may be missing; kernels see the full shape, stride 0
   bool differentiable = false;  // inputs: has a gradient d<name>; outputs: may receive one
   bool saved = false;           // outputs: the backward reads it
@@ -234,6 +236,11 @@ class Declare {
   Declare& values(Values values, std::string of = "") { return last_->values = values, last_->of = std::move(of), *this; }
   Declare& or_shape(std::string shape) { return last_->other_shape = std::move(shape), *this; }
   Declare& optional() { return last_->optional = true, *this; }
+  Declare& needed_by(std::string option, std::vector<std::string> choices) {
+    last_->needed_by = std::move(option);
+    last_->needed_for = std::move(choices);
+    return optional();
+  }
   Declare& mutated() { return last_->mutated = true, *this; }
   Declare& broadcast() { return last_->broadcast = true, *this; }
   Declare& saved() { return last_->saved = true, *this; }
