@@ -18,39 +18,8 @@ Status check_prior(const char* op, FemPrior prior) {
                    " has weights of both signs, whose sum may have no logarithm; expected softmax, linear, gated, aft or ssm");
 }
 
-// Each prior needs its own inputs and no others.
-Status check_inputs(const char* op, FemPrior prior, const std::vector<std::pair<const char*, const View*>>& tensors,
-                    const std::vector<std::string>& needed) {
-  for (const auto& [name, view] : tensors) {
-    bool wanted = false;
-    for (const std::string& one : needed) wanted |= one == name;
-    if (wanted == view->given()) continue;
-    const std::string& title = priors()[static_cast<size_t>(prior)];
-    return bad_input(std::string(op) + ": " + name +
-                     (wanted ? " is missing; prior " + title + " needs it" : " is given, expected none with prior " + title));
-  }
-  return {};
-}
-std::vector<std::string> inputs_of(FemPrior prior) {
-  switch (prior) {
-    case FemPrior::gated: return {"q", "k", "a"};
-    case FemPrior::ssm: return {"delta", "A", "Bm", "Cm", "D"};
-    default: return {"q", "k"};
-  }
-}
-
 Status check_read(const FemReadArgs& args, const Dims& dims) {
   LINNET_TRY(check_prior("fem_read", args.prior));
-  LINNET_TRY(check_inputs("fem_read", args.prior,
-                          {{"q", &args.q},
-                           {"k", &args.k},
-                           {"a", &args.a},
-                           {"delta", &args.delta},
-                           {"A", &args.A},
-                           {"Bm", &args.Bm},
-                           {"Cm", &args.Cm},
-                           {"D", &args.D}},
-                          inputs_of(args.prior)));
   if (args.prior == FemPrior::aft && dims["K"] != dims["V"]) {
     return bad_input("fem_read: q has " + std::to_string(dims["K"]) + " channels, expected " + std::to_string(dims["V"]) +
                      " (same as v) with prior aft");
@@ -101,14 +70,14 @@ const Op& fem_read_op() {
           .input("v", &A::v, "B S H V", "values").grad(&G::dv)
           .input("beta", &A::beta, "H V", "the largest inverse temperature of each channel, above 0").element(Element::param).values(Values::positive).grad(&G::dbeta)
           .input("lam", &A::lam, "B T H V", "inner gate, in (0, 1): from the mean to the free energy").values(Values::unit_interval).grad(&G::dlam)
-          .input("q", &A::q, "B T H K", "queries; aft: as wide as v; ssm: none").optional().grad(&G::dq)
-          .input("k", &A::k, "B S H K", "keys; aft: as wide as v; ssm: none").optional().grad(&G::dk)
-          .input("a", &A::a, "B T H", "prior gated: log decay of each step, at most 0").element(Element::param).values(Values::log_decay).optional().grad(&G::da)
-          .input("delta", &A::delta, "B T H V", "prior ssm: step sizes, above 0").element(Element::param).values(Values::unit_interval).optional().grad(&G::ddelta)
-          .input("A", &A::A, "H V R", "prior ssm: rates, below 0").element(Element::param).values(Values::log_decay).optional().grad(&G::dA)
-          .input("Bm", &A::Bm, "B T R", "prior ssm: what each step writes, at least 0").element(Element::param).values(Values::unit_interval).optional().grad(&G::dBm)
-          .input("Cm", &A::Cm, "B T R", "prior ssm: what each step reads, at least 0").element(Element::param).values(Values::unit_interval).optional().grad(&G::dCm)
-          .input("D", &A::D, "H V", "prior ssm: weight of a step's own value, at least 0").element(Element::param).values(Values::unit_interval).optional().grad(&G::dD)
+          .input("q", &A::q, "B T H K", "queries; aft: as wide as v; ssm: none").needed_by("prior", {"softmax", "linear", "gated", "aft", "delta", "zeros"}).grad(&G::dq)
+          .input("k", &A::k, "B S H K", "keys; aft: as wide as v; ssm: none").needed_by("prior", {"softmax", "linear", "gated", "aft", "delta", "zeros"}).grad(&G::dk)
+          .input("a", &A::a, "B T H", "prior gated: log decay of each step, at most 0").element(Element::param).values(Values::log_decay).needed_by("prior", {"gated"}).grad(&G::da)
+          .input("delta", &A::delta, "B T H V", "prior ssm: step sizes, above 0").element(Element::param).values(Values::unit_interval).needed_by("prior", {"ssm"}).grad(&G::ddelta)
+          .input("A", &A::A, "H V R", "prior ssm: rates, below 0").element(Element::param).values(Values::log_decay).needed_by("prior", {"ssm"}).grad(&G::dA)
+          .input("Bm", &A::Bm, "B T R", "prior ssm: what each step writes, at least 0").element(Element::param).values(Values::unit_interval).needed_by("prior", {"ssm"}).grad(&G::dBm)
+          .input("Cm", &A::Cm, "B T R", "prior ssm: what each step reads, at least 0").element(Element::param).values(Values::unit_interval).needed_by("prior", {"ssm"}).grad(&G::dCm)
+          .input("D", &A::D, "H V", "prior ssm: weight of a step's own value, at least 0").element(Element::param).values(Values::unit_interval).needed_by("prior", {"ssm"}).grad(&G::dD)
           .input("g", &A::g, "B T H V", "outer gate; 1 when absent").values(Values::unit_interval).optional().grad(&G::dg)
           .input("key_mask", &A::key_mask, "B S", "keys with 0 have no weight").element(Element::mask).optional()
           .output("out", &O::out, "B T H V", "the mixed read").grad(&G::dout)
