@@ -212,4 +212,17 @@ void store_tile_transposed(const T* src, int64_t ld, int rows, int cols, S* dst,
   }
 }
 
+// ---- the types of a call -------------------------------------------------------------------------------------------------
+
+// Calls body<T, E>() for the element type.
+template <class Body>
+LINNET_INLINE auto by_dtype(Dtype dtype, const Body& body) {
+  switch (dtype) {
+    case Dtype::f64: return body.template operator()<double, double>();
+    case Dtype::bf16: return body.template operator()<float, Bf16>();
+    case Dtype::f16: return body.template operator()<float, F16>();
+    default: return body.template operator()<float, float>();
+  }
+}
+
 }  // namespace linnet::LINNET_ISA

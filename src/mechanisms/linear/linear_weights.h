@@ -32,15 +32,4 @@ void load_weights_of(const Args& args, const LinearShape& s, T* to) {
   load_weights<T, T>(args.w, s, to);
 }
 
-// Calls body<T, E>() for the element type.
-template <class Body>
-LINNET_INLINE auto by_dtype(Dtype dtype, const Body& body) {
-  switch (dtype) {
-    case Dtype::f64: return body.template operator()<double, double>();
-    case Dtype::bf16: return body.template operator()<float, Bf16>();
-    case Dtype::f16: return body.template operator()<float, F16>();
-    default: return body.template operator()<float, float>();
-  }
-}
-
 }  // namespace linnet::LINNET_ISA

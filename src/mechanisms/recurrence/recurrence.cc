@@ -99,7 +99,8 @@ Op declare_recurrence(const RecurrenceMember& member) {
       .letter("H", "max(Hq,max(Hk,Hv))").letter("N", "B")
       .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
       .cost<cost_recurrence>()
-      .impl<ref::recurrence_forward, ref::recurrence_backward, ref::recurrence_workspace>("ref", always_available);
+      .impl<ref::recurrence_forward, ref::recurrence_backward, ref::recurrence_workspace>("ref", always_available)
+      LINNET_ISA_IMPLS(recurrence);
   if (member.g_head) op.check<check_decay_choice>();
   const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
   const std::string shapes[] = {"B=1 T=8192 Hq=8 Hk=Hq Hv=Hq K=128 V=K " + given,
