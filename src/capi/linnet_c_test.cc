@@ -163,7 +163,7 @@ const Wrong kWrong[] = {
     Wrong{"device", [](Tensors& t, Options&) { t[0].device = 5; }, LINNET_BAD_INPUT,
           "softmax: q has device 5, expected LINNET_CPU (0) or LINNET_CUDA (1)"},
     Wrong{"cuda", [](Tensors& t, Options&) { t[0].device = LINNET_CUDA; }, LINNET_IMPOSSIBLE,
-          "softmax: q is on a CUDA device; this build has no CUDA kernels"},
+          "softmax: q is on a CUDA device; softmax has no CUDA kernels"},
     Wrong{"rank", [](Tensors& t, Options&) { t[0].rank = 9; }, LINNET_BAD_INPUT, "softmax: q has rank 9, expected 0 to 8"},
     Wrong{"negative_rank", [](Tensors& t, Options&) { t[0].rank = -1; }, LINNET_BAD_INPUT, "softmax: q has rank -1"},
     Wrong{"no_sizes", [](Tensors& t, Options&) { t[0].sizes = nullptr; }, LINNET_BAD_INPUT, "softmax: q has no sizes"},

@@ -42,6 +42,12 @@ struct Maybe {
   LINNET_KERNELS_IN(portable, stem, Args, Out, Grads) \
   LINNET_KERNELS_IN(avx2, stem, Args, Out, Grads)     \
   LINNET_KERNELS_IN(avx512, stem, Args, Out, Grads)
+// The same for the GPU's kernels, which may refuse a call: cuda::softmax_refuses returns the reason, else null.
+#define LINNET_CUDA_KERNELS(stem, Args, Out, Grads)        \
+  LINNET_KERNELS_IN(cuda, stem, Args, Out, Grads)          \
+  namespace cuda {                                         \
+  const char* stem##_refuses(const Args& args, Pass pass); \
+  }
 #define LINNET_KERNELS_IN(space, stem, Args, Out, Grads)                                            \
   namespace space {                                                                                 \
   void stem##_forward(const Args& args, const Out& out, const Launch& launch);                      \

@@ -141,7 +141,9 @@ void write_option(JsonWriter& json, const OptionDecl& option, const char* args) 
 
 }  // namespace
 
-void describe(const Op& op, JsonWriter& json) {
+// The listing of all operators is read when the Python package is imported, and must not wake the GPU's driver: a process that
+// has it cannot be forked.
+void describe(const Op& op, JsonWriter& json, bool ask_gpu) {
   json.begin_object().member("name", op.name).member("mechanism", op.mechanism).member("summary", op.summary);
   json.member("equation", op.equation);
   write_text(json, "decode", op.decode);
@@ -166,7 +168,8 @@ void describe(const Op& op, JsonWriter& json) {
   for (const auto& [letter, divisor] : op.multiples) json.begin_array().value(letter).value(divisor).end_array();
   json.end_array().key("implementations").begin_array();
   for (const Impl& impl : op.impls) {
-    const std::string reason = impl.missing();
+    const bool asked = ask_gpu || impl.device == Device::cpu;
+    const std::string reason = asked ? impl.missing() : "linnet info " + op.name + " tells whether this machine's GPU runs it";
     json.begin_object().member("name", impl.name).member("backward", impl.backward != nullptr);
     json.member("usable", reason.empty()).member("reason", reason).end_object();
   }
@@ -175,14 +178,14 @@ void describe(const Op& op, JsonWriter& json) {
 
 std::string describe_json(const Op& op, int indent) {
   JsonWriter json(indent);
-  describe(op, json);
+  describe(op, json, true);
   return json.text();
 }
 
 std::string describe_json(int indent) {
   JsonWriter json(indent);
   json.begin_object().member("version", LINNET_VERSION).key("ops").begin_array();
-  for (const Op* op : all_ops()) describe(*op, json);
+  for (const Op* op : all_ops()) describe(*op, json, false);
   json.end_array().end_object();
   return json.text();
 }

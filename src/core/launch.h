@@ -10,6 +10,9 @@ struct Launch {
   Executor* executor = nullptr;
   char* workspace = nullptr;  // 128-byte aligned; uninitialised
   int workers = 1;            // executor->workers()
+  // On a GPU: the stream to enqueue on (a CUstream), and where a failure is told; the workspace is in the GPU's memory.
+  void* stream = nullptr;
+  const char** error = nullptr;
 };
 
 // Cuts a workspace in pieces. Run the same cuts on a null arena to learn how many bytes they need:

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "cuda.h"
 #include "half.h"
 #include "isa.h"
 
@@ -375,16 +376,29 @@ Status check_option(const Op& op, const OptionDecl& option, const void* args) {
   return {};
 }
 
+const char* place_name(Device device) { return device == Device::cuda ? "a CUDA device" : "the CPU"; }
+
+// A tensor lies where the call runs, and somebody runs it there.
+Status check_device(const Op& op, const std::string& name, const View& view, Device device) {
+  if (view.device != device) {
+    return bad_input(op.name + ": " + name + " is on " + place_name(view.device) + ", expected " + place_name(device) +
+                     " (same as " + op.inputs.front().name + ")");
+  }
+  if (device == Device::cuda && !has_impl_on(op, device)) {
+    return impossible(op.name + ": " + name + " is on a CUDA device; " + op.name + " has no CUDA kernels");
+  }
+  return {};
+}
+
 // Checks the results' views of one struct (outputs, or gradients) against their expected shape and type, and adds B = 1 where
 // the call is packed without a batch dimension.
-Status check_result(const Op& op, const TensorDecl& decl, const std::string& name, const View& expected, bool required,
-                    View* view) {
+Status check_result(const Op& op, const TensorDecl& decl, const std::string& name, const View& expected, Device device,
+                    bool required, View* view) {
   if (!view->given()) {
     if (required) return bad_input(op.name + ": " + name + " is missing");
     return {};
   }
-  if (view->device != Device::cpu)
-    return impossible(op.name + ": " + name + " is on a CUDA device; this build has no CUDA kernels");
+  LINNET_TRY(check_device(op, name, *view, device));
   bool same = view->rank == expected.rank;
   for (int i = 0; same && i < view->rank; ++i) same = view->size[i] == expected.size[i];
   if (!same) return bad_input(op.name + ": " + name + " has shape " + sizes_text(*view) + ", expected " + sizes_text(expected));
@@ -460,6 +474,7 @@ Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank) {
   bool packed = false;
   for (const TensorDecl& decl : op.inputs) packed |= decl.values == Values::offsets && view_at(args, decl.offset).given();
   Dtype io = Dtype::none;
+  const Device device = device_of(op, args);
   // First pass: presence, place, type, rank. Broadcast tensors wait until every letter is known.
   for (const TensorDecl& decl : op.inputs) {
     View& view = view_at(args, decl.offset);
@@ -467,9 +482,7 @@ Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank) {
       if (decl.optional) continue;
       return bad_input(op.name + ": " + decl.name + " is missing");
     }
-    if (view.device != Device::cpu) {
-      return impossible(op.name + ": " + decl.name + " is on a CUDA device; this build has no CUDA kernels");
-    }
+    LINNET_TRY(check_device(op, decl.name, view, device));
     if (io == Dtype::none) {
       io = view.dtype;
       if (!is_float(io)) {
@@ -541,7 +554,7 @@ Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank) {
   }
   for (const TensorDecl& decl : op.inputs) {
     const View& view = view_at(args, decl.offset);
-    if (view.given()) LINNET_TRY(check_values(op, decl, view, args, *dims));
+    if (view.given() && device == Device::cpu) LINNET_TRY(check_values(op, decl, view, args, *dims));
   }
   return op.check == nullptr ? Status() : op.check(args, *dims);
 }
@@ -562,7 +575,49 @@ Status output_shape(const Op& op, const TensorDecl& output, const void* args, co
   return {};
 }
 
-Status choose_impl(const Op& op, Pass pass, const Context& context, const Impl** chosen) {
+namespace {
+
+// Why an implementation does not run this call; empty when it does, or when there is no call yet.
+std::string refusal(const Impl& impl, Pass pass, const void* args) {
+  const char* reason = args == nullptr || impl.refuses == nullptr ? nullptr : impl.refuses(args, pass);
+  return reason == nullptr ? "" : reason;
+}
+
+// The last implementation that can run the call.
+Status choose_best(const Op& op, Pass pass, Device device, const void* args, const Impl** chosen) {
+  Isa limit;
+  LINNET_TRY(isa_choice(&limit));
+  std::string reason;
+  *chosen = nullptr;
+  for (const Impl& impl : op.impls) {
+    bool beyond = false;
+    for (const Isa isa : kIsas) beyond |= isa > limit && impl.name.substr(0, impl.name.find('_')) == isa_name(isa);
+    if (beyond || impl.device != device) continue;
+    reason = impl.missing();
+    if (reason.empty()) reason = refusal(impl, pass, args);
+    if (reason.empty()) *chosen = &impl;
+  }
+  if (*chosen == nullptr) {
+    if (device == Device::cpu) return impossible(op.name + ": no implementation runs on this machine");
+    return impossible(op.name + ": the tensors are on a CUDA device; " +
+                      (reason.empty() ? op.name + " has no CUDA kernels" : reason));
+  }
+  if (pass == Pass::backward && (*chosen)->backward == nullptr) return impossible(op.name + ": there is no backward");
+  return {};
+}
+
+}  // namespace
+
+bool has_impl_on(const Op& op, Device device) {
+  for (const Impl& impl : op.impls) {
+    if (impl.device == device) return true;
+  }
+  return false;
+}
+
+Device device_of(const Op& op, const void* args) { return view_at(args, op.inputs.front().offset).device; }
+
+Status choose_impl(const Op& op, Pass pass, const Context& context, Device device, const void* args, const Impl** chosen) {
   std::string_view wanted = context.impl == nullptr ? "" : context.impl;
   if (const char* forced = std::getenv("LINNET_IMPL"); wanted.empty() && forced != nullptr) {
     for (std::string_view rest = forced; !rest.empty();) {
@@ -586,17 +641,16 @@ Status choose_impl(const Op& op, Pass pass, const Context& context, const Impl**
     if (*chosen == nullptr) {
       return bad_input(op.name + ": there is no implementation '" + std::string(wanted) + "', expected one of " + names);
     }
-    const std::string reason = (*chosen)->missing();
+    std::string reason = (*chosen)->missing();
+    if (reason.empty() && (*chosen)->device != device) {
+      // LINNET_IMPL is for the calls it fits: a process may work on both.
+      if (context.impl == nullptr || *context.impl == '\0') return choose_best(op, pass, device, args, chosen);
+      reason = std::string("the tensors are on ") + place_name(device);
+    }
+    if (reason.empty()) reason = refusal(**chosen, pass, args);
     if (!reason.empty()) return impossible(op.name + ": implementation " + (*chosen)->name + " cannot run: " + reason);
   } else {
-    Isa limit;
-    LINNET_TRY(isa_choice(&limit));
-    for (const Impl& impl : op.impls) {
-      bool beyond = false;
-      for (const Isa isa : kIsas) beyond |= isa > limit && impl.name.substr(0, impl.name.find('_')) == isa_name(isa);
-      if (!beyond && impl.missing().empty()) *chosen = &impl;
-    }
-    if (*chosen == nullptr) return impossible(op.name + ": no implementation runs on this machine");
+    return choose_best(op, pass, device, args, chosen);
   }
   if (pass == Pass::backward && (*chosen)->backward == nullptr) return impossible(op.name + ": there is no backward");
   return {};
@@ -609,7 +663,7 @@ Status workspace_bytes(const Op& op, Pass pass, const void* args, const Context&
   bool packed_rank;
   LINNET_TRY(prepare(op, copy, &dims, &packed_rank));
   const Impl* impl;
-  LINNET_TRY(choose_impl(op, pass, context, &impl));
+  LINNET_TRY(choose_impl(op, pass, context, device_of(op, copy), copy, &impl));
   const Executor& executor = context.executor == nullptr ? default_executor() : *context.executor;
   *bytes = impl->workspace(copy, pass, executor.workers());
   if (*bytes > 0) *bytes += 128;  // run() aligns the caller's pointer
@@ -630,9 +684,12 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
   Dims dims;
   bool packed_rank;
   LINNET_TRY(prepare(op, args, &dims, &packed_rank));
-  for (const TensorDecl& decl : op.inputs) LINNET_TRY(check_numbers(op, decl, view_at(args, decl.offset)));
+  const Device device = device_of(op, args);
+  for (const TensorDecl& decl : op.inputs) {
+    if (device == Device::cpu) LINNET_TRY(check_numbers(op, decl, view_at(args, decl.offset)));
+  }
   const Impl* impl;
-  LINNET_TRY(choose_impl(op, pass, context, &impl));
+  LINNET_TRY(choose_impl(op, pass, context, device, args, &impl));
 
   const bool forward = pass == Pass::forward;
   const auto add_batch = [&](const TensorDecl& decl, View* view) {
@@ -644,12 +701,12 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
     LINNET_TRY(output_shape(op, decl, args, dims, packed_rank, &expected));
     View& view = view_at(out, decl.offset);
     if (!forward && !decl.saved) view = View();
-    LINNET_TRY(check_result(op, decl, decl.name, expected, forward ? !decl.optional : decl.saved, &view));
+    LINNET_TRY(check_result(op, decl, decl.name, expected, device, forward ? !decl.optional : decl.saved, &view));
     if (forward) LINNET_TRY(check_written(op, decl.name, view));
     add_batch(decl, &view);
     if (forward || !decl.differentiable) continue;
     View& gradient = view_at(grads, decl.grad_offset);
-    LINNET_TRY(check_result(op, decl, "d" + decl.name, expected, false, &gradient));
+    LINNET_TRY(check_result(op, decl, "d" + decl.name, expected, device, false, &gradient));
     add_batch(decl, &gradient);
   }
   if (!forward) {
@@ -659,7 +716,7 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
       const View& given = view_at(caller_args, decl.offset);
       if (!gradient.given()) continue;
       if (!given.given()) return bad_input(op.name + ": d" + decl.name + " is given but " + decl.name + " is not");
-      LINNET_TRY(check_result(op, decl, "d" + decl.name, given, false, &gradient));
+      LINNET_TRY(check_result(op, decl, "d" + decl.name, given, device, false, &gradient));
       LINNET_TRY(check_written(op, "d" + decl.name, gradient));
       while (gradient.rank < view_at(args, decl.offset).rank) {
         insert_leading(&gradient, gradient.rank > 0 ? gradient.size[0] * gradient.stride[0] : 0);
@@ -680,12 +737,20 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
     const uintptr_t base = reinterpret_cast<uintptr_t>(context.workspace);
     launch.workspace = static_cast<char*>(context.workspace) + ((base + 127) / 128 * 128 - base);
   }
-  if (forward) {
-    impl->forward(args, out, launch);
-  } else {
-    impl->backward(args, out, grads, launch);
+  const auto start = [&] { forward ? impl->forward(args, out, launch) : impl->backward(args, out, grads, launch); };
+  if (device == Device::cpu) {
+    start();
+    return {};
   }
-  return {};
+  const char* error = nullptr;
+  launch.error = &error;
+  launch.stream = context.stream;
+  const cuda::Scope scope(view_at(args, op.inputs.front().offset).data);
+  if (const Status status = scope.status(); !status.ok()) {
+    return impossible(op.name + ": " + op.inputs.front().name + ": " + status.message());
+  }
+  start();
+  return error == nullptr ? Status() : impossible(op.name + ": the CUDA driver refused a kernel: " + error);
 }
 
 Status set_option(const Op& op, std::string_view name, std::string_view text, void* args) {
@@ -784,6 +849,7 @@ std::string option_text(const OptionDecl& option, const void* args) {
 }
 
 std::string always_available() { return ""; }
+std::string cuda_available() { return cuda::missing(); }
 template <int isa>
 std::string isa_available() {
   return isa_missing(static_cast<Isa>(isa));

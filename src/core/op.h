@@ -117,8 +117,11 @@ struct Cost {
 };
 
 struct Impl {
-  std::string name;                    // ref, portable, avx2, avx512, ...
+  std::string name;                    // ref, portable, avx2, avx512, cuda, ...
+  Device device = Device::cpu;         // where its tensors lie
   std::string (*missing)() = nullptr;  // empty when this machine runs it, else the reason
+  // Null when it can run this prepared call, else the reason: "it has no f64". Without such a function it runs every call.
+  const char* (*refuses)(const void* args, Pass pass) = nullptr;
   void (*forward)(const void* args, const void* out, const Launch& launch) = nullptr;
   void (*backward)(const void* args, const void* out, const void* grads, const Launch& launch) = nullptr;  // null: none
   int64_t (*workspace)(const void* args, Pass pass, int workers) = nullptr;
@@ -142,6 +145,7 @@ struct Op {
   std::vector<Impl> impls;                                     // best last
   // Cases of `linnet bench`, one or more per line: "B=1 T=8192 H=8 K=64|128 V=K causal=1 dtype=f32|bf16 pass=fwd|fwd+bwd".
   std::vector<std::string> benchmarks;
+  std::vector<std::string> gpu_benchmarks;              // the same for `linnet bench --device cuda`
   std::vector<Variant> variants;                        // of `linnet compare`; none: not attention over q, k, v
   bool growing = false;                                 // the state only grows (ungated sums): see tolerance.h
   double (*largest_logit)(const void* args) = nullptr;  // of exponential weights, on a prepared f64 call; null: no such weights
@@ -167,6 +171,7 @@ struct Context {
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
   const char* impl = nullptr;  // a name of Op::impls; null: LINNET_IMPL, else the best
+  void* stream = nullptr;      // calls on CUDA tensors: the CUstream to enqueue on; null: the default one
 };
 
 // All operators, in the order of `linnet list`.
@@ -178,13 +183,20 @@ const Op* find_op(std::string_view name);
 Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank);
 // The sizes an output has in a prepared call (without the batch dimension when packed_rank).
 Status output_shape(const Op& op, const TensorDecl& output, const void* args, const Dims& dims, bool packed_rank, View* view);
-// The implementation a call runs: context.impl, else LINNET_IMPL ("op:impl,op:impl" or "impl"), else the best usable.
-Status choose_impl(const Op& op, Pass pass, const Context& context, const Impl** impl);
+// The implementation a call on tensors of this device runs: context.impl, else LINNET_IMPL ("op:impl,op:impl" or "impl"), else
+// the best usable. `args`, when given, is the prepared call, which an implementation may refuse.
+Status choose_impl(const Op& op, Pass pass, const Context& context, Device device, const void* args, const Impl** impl);
+inline Status choose_impl(const Op& op, Pass pass, const Context& context, const Impl** impl) {
+  return choose_impl(op, pass, context, Device::cpu, nullptr, impl);
+}
+bool has_impl_on(const Op& op, Device device);
+Device device_of(const Op& op, const void* args);  // of a call: where its first input lies
 // Bytes of workspace that run() needs for this call.
 Status workspace_bytes(const Op& op, Pass pass, const void* args, const Context& context, int64_t* bytes);
 // The same, 0 for a call that would be refused.
 int64_t workspace_bytes(const Op& op, Pass pass, const void* args, const Context& context);
-// Checks everything, then runs. On failure nothing is written.
+// Checks everything, then runs; on failure nothing is written. A call on CUDA tensors is enqueued on context.stream and returns
+// at once; its offsets and lengths lie on the GPU, are not read here, and are bounded by the kernels.
 Status run(const Op& op, Pass pass, const void* args, const void* out, const void* grads, const Context& context);
 // The value of a shape word such as "N+1" or "max(Hq,Hk)"; false when a letter is unknown.
 bool evaluate(std::string_view expression, const Op& op, const void* args, const Dims& dims, int64_t* value);
@@ -195,6 +207,12 @@ std::string option_text(const OptionDecl& option, const void* args);
 int64_t index_value(const View& view, int64_t i, int64_t j = 0);
 const char* dtype_name(Dtype dtype);
 Dtype dtype_from_name(std::string_view name);  // none when unknown
+
+// Availability of the implementations every mechanism has: the reference, one per instruction set, and the GPU's.
+std::string always_available();
+std::string cuda_available();
+template <int isa>
+std::string isa_available();
 
 // Builds an Op from three structs; see the top of this file.
 template <class Args, class Out, class Grads>
@@ -292,6 +310,7 @@ class Declare {
   }
 
   Declare& bench(std::string cases) { return op_.benchmarks.push_back(std::move(cases)), *this; }
+  Declare& gpu_bench(std::string cases) { return op_.gpu_benchmarks.push_back(std::move(cases)), *this; }
   Declare& compare(std::string variant, std::string options) {
     return op_.variants.push_back({std::move(variant), std::move(options)}), *this;
   }
@@ -330,6 +349,16 @@ class Declare {
     return *this;
   }
 
+  // The kernels on the GPU; refuses(args, pass) tells which calls they cannot run.
+  template <auto Forward, auto Backward, int64_t (*Workspace)(const Args&, Pass, int),
+            const char* (*Refuses)(const Args&, Pass)>
+  Declare& cuda() {
+    impl<Forward, Backward, Workspace>("cuda", cuda_available);
+    op_.impls.back().device = Device::cuda;
+    op_.impls.back().refuses = [](const void* args, Pass pass) { return Refuses(*static_cast<const Args*>(args), pass); };
+    return *this;
+  }
+
   operator Op() const { return op_; }
 
  private:
@@ -346,11 +375,6 @@ class Declare {
   Op op_;
   TensorDecl* last_ = nullptr;
 };
-
-// Availability of the implementations every mechanism has: the reference, and one per instruction set.
-std::string always_available();
-template <int isa>
-std::string isa_available();
 
 // .impl<...> for each instruction set that this build has: LINNET_ISA_IMPLS(softmax) expands to the kernels
 // linnet::portable::softmax_forward, softmax_backward, softmax_workspace and so on.

@@ -1,0 +1,48 @@
+# linnet_cuda_sources(target source...): compiles each *_cuda.cu ahead of time into an image (cubin) that target carries, where
+# there is an nvcc. src/core/cuda.h loads the images through the driver at run time: the library links nothing of CUDA.
+find_program(LINNET_NVCC nvcc HINTS /usr/local/cuda/bin)
+if(LINNET_NVCC)
+  set(found ON)
+else()
+  set(found OFF)
+endif()
+option(LINNET_CUDA "compile the CUDA kernels (needs nvcc 12.3 or newer)" ${found})
+# sm_90a: wgmma and setmaxnreg exist for this target alone.
+set(LINNET_NVCC_FLAGS -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Werror=all-warnings --expt-relaxed-constexpr)
+
+function(linnet_cuda_sources target)
+  set(declarations "")
+  set(rows "")
+  set(count 0)
+  if(LINNET_CUDA)
+    if(NOT LINNET_NVCC)
+      message(FATAL_ERROR "LINNET_CUDA is ON, but there is no nvcc: install the CUDA toolkit, or configure with -DLINNET_CUDA=OFF")
+    endif()
+    foreach(source ${ARGN})
+      get_filename_component(name ${source} NAME_WE)
+      set(image ${CMAKE_BINARY_DIR}/cuda/${name}.cubin)
+      add_custom_command(OUTPUT ${image} DEPENDS ${source} ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh
+        COMMAND ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh ${LINNET_NVCC} ${LINNET_NVCC_FLAGS} -I${CMAKE_SOURCE_DIR}/src -cubin
+          -MD -MF ${image}.d -MT ${image} -o ${image} ${source}
+        DEPFILE ${image}.d COMMENT "Building CUDA image ${name}.cubin" VERBATIM)
+      linnet_embed(${target} linnet_${name} ${image})
+      string(APPEND declarations "extern \"C\" const char linnet_${name}_begin[];\n")
+      string(APPEND rows "  if (std::strcmp(name, \"${name}\") == 0) return linnet_${name}_begin;\n")
+      math(EXPR count "${count} + 1")
+    endforeach()
+  endif()
+  set(table ${CMAKE_BINARY_DIR}/cuda/images.cc)
+  file(CONFIGURE OUTPUT ${table} CONTENT "#include \"core/cuda_images.h\"
+
+#include <cstring>
+
+${declarations}
+namespace linnet::cuda {
+int image_count() { return ${count}; }
+const char* find_image([[maybe_unused]] const char* name) {
+${rows}  return nullptr;
+}
+}  // namespace linnet::cuda
+")
+  target_sources(${target} PRIVATE ${table})
+endfunction()

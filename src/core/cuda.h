@@ -1,0 +1,89 @@
+// cuda: the GPU's side of the library: whether its kernels run here, memory and streams for checks and benchmarks, and the
+// launch of a kernel.
+//
+// The library needs neither a driver nor CUDA's own libraries to be built, linked or started: kernels are compiled ahead of
+// time into images (cubin) that the library carries, and the driver is looked for when a call first asks. Without nvcc there
+// are no images, and everything here says so.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "launch.h"
+#include "status.h"
+
+namespace linnet::cuda {
+
+// Empty when this build's kernels run on this machine's GPU, else the reason why not.
+std::string missing();
+std::string device_name();   // "NVIDIA H200"; empty without one
+int multiprocessor_count();  // of the current device, 0 without one
+
+// Makes the device that owns `pointer` current while it lives.
+class Scope {
+ public:
+  explicit Scope(const void* pointer);
+  ~Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  Status status() const;
+
+ private:
+  void* before_ = nullptr;
+  bool changed_ = false;
+  const char* error_ = nullptr;
+};
+
+// A kernel of an image; `image` is the name of its source without .cu.
+struct Kernel {
+  const char* image;
+  const char* name;
+  int threads;
+  int shared_bytes = 0;
+};
+struct Grid {
+  int64_t x = 1, y = 1, z = 1;
+};
+// Enqueues a kernel on launch.stream; `parameters` points at its parameters one by one. A failure is left in launch.error, and
+// the launches behind it do nothing.
+void enqueue(const Launch& launch, const Kernel& kernel, const Grid& grid, void** parameters);
+
+// Enqueues a kernel with these parameters, which must have the types that the kernel declares.
+template <class... Parameters>
+void enqueue(const Launch& launch, const Kernel& kernel, const Grid& grid, const Parameters&... parameters) {
+  void* list[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
+  enqueue(launch, kernel, grid, list);
+}
+
+// A tile's description for the tensor memory accelerator, passed to kernels by value.
+struct alignas(64) TensorMap {
+  uint64_t opaque[16];
+};
+// `rank` dimensions, the fastest first; strides in bytes of all dimensions but the first. 16-bit elements, boxes of 128-byte
+// rows with the 128-byte swizzle; what lies outside of the tensor reads as zero.
+bool encode_tensor_map(TensorMap* map, Dtype dtype, const void* data, int rank, const uint64_t* size, const uint64_t* stride,
+                       const uint32_t* box);
+
+// Memory on the current device, and a stream; for checks, benchmarks and tests. Failures are sentences.
+Status allocate(int64_t bytes, void** memory);
+void release(void* memory);
+Status copy_to_device(void* device, const void* host, int64_t bytes);
+Status copy_to_host(void* host, const void* device, int64_t bytes);
+Status copy_on_device(void* to, const void* from, int64_t bytes);
+Status synchronize();
+
+// Moments of the default stream.
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void record();
+  double seconds_since(const Event& earlier) const;  // waits for this one
+
+ private:
+  void* event_ = nullptr;
+};
+
+}  // namespace linnet::cuda
