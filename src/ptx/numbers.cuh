@@ -1,0 +1,51 @@
+// Elements of any type as float, and 16-bit packs.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "core/view.h"
+
+namespace linnet::ptx {
+
+// Element i of an f32, bf16 or f16 array.
+__device__ __forceinline__ float load(const void* data, Dtype dtype, int64_t i) {
+  if (dtype == Dtype::f32) return static_cast<const float*>(data)[i];
+  if (dtype == Dtype::bf16) return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
+  return __half2float(static_cast<const __half*>(data)[i]);
+}
+__device__ __forceinline__ void store(void* data, Dtype dtype, int64_t i, float x) {
+  if (dtype == Dtype::f32) {
+    static_cast<float*>(data)[i] = x;
+  } else if (dtype == Dtype::bf16) {
+    static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(x);
+  } else {
+    static_cast<__half*>(data)[i] = __float2half_rn(x);
+  }
+}
+
+// Two floats as one register of 16-bit numbers, `low` in the low half.
+template <bool bf16>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  uint32_t packed;
+  if constexpr (bf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+template <bool bf16>
+__device__ __forceinline__ float2 unpack(uint32_t packed) {
+  if constexpr (bf16) return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&packed));
+  return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+}
+
+// The bits of x rounded to tf32 (wgmma itself would cut them off).
+__device__ __forceinline__ uint32_t round_tf32(float x) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return bits;
+}
+
+}  // namespace linnet::ptx

@@ -1,0 +1,122 @@
+// The functions of this folder on a GPU, against plain loops; skipped where there is none.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "check/random.h"
+#include "core/cuda.h"
+#include "core/half.h"
+
+namespace linnet::cuda {
+namespace {
+
+class Ptx : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = missing(); !reason.empty()) GTEST_SKIP() << reason;
+    launch_.error = &error_;
+  }
+  // Small whole numbers: exact in f16 and in every order of summation.
+  static std::vector<float> numbers(size_t count, uint64_t seed) {
+    check::Random random(seed);
+    std::vector<float> x(count);
+    for (float& each : x) each = static_cast<float>(random.between(-8, 8));
+    return x;
+  }
+  template <class T>
+  T* upload(const std::vector<T>& x) {
+    void* memory = nullptr;
+    EXPECT_TRUE(allocate(static_cast<int64_t>(x.size() * sizeof(T)), &memory).ok());
+    EXPECT_TRUE(copy_to_device(memory, x.data(), static_cast<int64_t>(x.size() * sizeof(T))).ok());
+    kept_.push_back(memory);
+    return static_cast<T*>(memory);
+  }
+  std::vector<float> product(const char* kernel, const std::vector<float>& a, const std::vector<float>& b, size_t count) {
+    float* out = upload(std::vector<float>(count, -1e30f));
+    const float *pa = upload(a), *pb = upload(b);
+    enqueue(launch_, {"ptx_test_cuda", kernel, 128, 40 * 1024}, {1}, pa, pb, out);
+    return download(out, count);
+  }
+  std::vector<float> download(const float* from, size_t count) {
+    EXPECT_EQ(error_, nullptr) << error_;
+    EXPECT_TRUE(synchronize().ok());
+    std::vector<float> x(count);
+    EXPECT_TRUE(copy_to_host(x.data(), from, static_cast<int64_t>(count * sizeof(float))).ok());
+    return x;
+  }
+  void TearDown() override {
+    for (void* memory : kept_) release(memory);
+  }
+
+  const char* error_ = nullptr;
+  Launch launch_;
+  std::vector<void*> kept_;
+};
+
+TEST_F(Ptx, ProductOfSharedTiles) {
+  const auto a = numbers(64 * 128, 1), b = numbers(64 * 128, 2), got = product("product_shared", a, b, 64 * 64);
+  for (size_t i = 0; i < 64; ++i) {
+    for (size_t j = 0; j < 64; ++j) {
+      float want = 0;
+      for (size_t k = 0; k < 128; ++k) want += a[i * 128 + k] * b[j * 128 + k];
+      ASSERT_EQ(got[i * 64 + j], want) << i << " " << j;
+    }
+  }
+}
+
+TEST_F(Ptx, ProductOfATransposedTile) {
+  const auto a = numbers(64 * 64, 3), b = numbers(64 * 64, 4), got = product("product_transposed_a", a, b, 64 * 64);
+  for (size_t i = 0; i < 64; ++i) {
+    for (size_t j = 0; j < 64; ++j) {
+      float want = 0;
+      for (size_t k = 0; k < 64; ++k) want += a[k * 64 + i] * b[j * 64 + k];
+      ASSERT_EQ(got[i * 64 + j], want) << i << " " << j;
+    }
+  }
+}
+
+TEST_F(Ptx, ProductFromRegisters) {
+  const auto a = numbers(64 * 64, 5), b = numbers(64 * 128, 6), got = product("product_registers", a, b, 64 * 128);
+  for (size_t i = 0; i < 64; ++i) {
+    for (size_t j = 0; j < 128; ++j) {
+      float want = 0;
+      for (size_t k = 0; k < 64; ++k) want += a[k * 64 + i] * b[k * 128 + j];
+      ASSERT_EQ(got[i * 128 + j], want) << i << " " << j;
+    }
+  }
+}
+
+TEST_F(Ptx, TransposedStores) {
+  const auto x = numbers(64 * 64, 7), got = product("store_transposed", x, x, 64 * 64);
+  for (size_t i = 0; i < 64; ++i) {
+    for (size_t j = 0; j < 64; ++j) ASSERT_EQ(got[i * 64 + j], x[j * 64 + i]) << i << " " << j;
+  }
+}
+
+// [B, T, H, 128] with odd sizes and a token stride larger than its row; boxes inside, over the end and behind it.
+TEST_F(Ptx, Boxes) {
+  constexpr int kB = 2, kT = 101, kH = 3, kStride = kH * 128 + 8;
+  const auto x = numbers(static_cast<size_t>(kB * kT * kStride), 8);
+  std::vector<uint16_t> halves(x.size());
+  for (size_t i = 0; i < x.size(); ++i) store_f64(halves.data(), Dtype::f16, static_cast<int64_t>(i), x[i]);
+  const uint16_t* data = upload(halves);
+  TensorMap map;
+  const uint64_t size[5] = {64, kT, 2, kH, kB}, stride[4] = {2 * kStride, 128, 256, uint64_t{2} * kT * kStride};
+  const uint32_t box[5] = {64, 64, 2, 1, 1};
+  ASSERT_TRUE(encode_tensor_map(&map, Dtype::f16, data, 5, size, stride, box));
+  for (const int t : {0, 37, 64, 128}) {
+    float* out = upload(std::vector<float>(64 * 128, -1e30f));
+    const int h = 2, b = 1;
+    enqueue(launch_, {"ptx_test_cuda", "copy_box", 128, 20 * 1024}, {1}, map, out, t, h, b);
+    const auto got = download(out, 64 * 128);
+    for (int i = 0; i < 64; ++i) {
+      for (int c = 0; c < 128; ++c) {
+        const float want = t + i < kT ? x[static_cast<size_t>((b * kT + t + i) * kStride + h * 128 + c)] : 0;
+        ASSERT_EQ(got[static_cast<size_t>(i * 128 + c)], want) << t << " " << i << " " << c;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace linnet::cuda
