@@ -134,6 +134,11 @@ const Op& linear_op() {
           .bench("B=1 T=8192 S=T Hq=1 Hk=Hq Hv=Hq K=128 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=32 T=64 S=T Hq=8 Hk=Hq Hv=Hq K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=17 S=T Hq=2 Hk=Hq Hv=Hq K=24 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 S=T Hq=16 Hk=Hq Hv=Hq K=128 V=K causal=1 dtype=bf16|f16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=1 T=32768 S=T Hq=16 Hk=Hq Hv=Hq K=128 V=K causal=1 dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 S=T Hq=32 Hk=Hq Hv=Hq K=64 V=K causal=1 dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=1 T=2048 S=T Hq=16 Hk=Hq Hv=Hq K=128 V=K causal=1 dtype=bf16|f32 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 S=T Hq=16 Hk=Hq Hv=Hq K=128 V=K map=elu1 normalize=1 causal=1 dtype=bf16 pass=fwd")
           .compare("elu1", "map=elu1 normalize=1")
           .compare("relu", "map=relu normalize=1")
           .compare("softplus", "map=softplus normalize=1")
@@ -142,7 +147,8 @@ const Op& linear_op() {
           .compare("dpfp 3", "map=dpfp dpfp_nu=3 normalize=1")
           .compare("taylor2", "map=taylor2 normalize=1")
           .impl<ref::linear_forward, ref::linear_backward, ref::linear_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(linear);
+          LINNET_ISA_IMPLS(linear)
+          .cuda<cuda::linear_forward, cuda::linear_backward, cuda::linear_workspace, cuda::linear_refuses>();
   return op;
 }
 
@@ -175,9 +181,11 @@ const Op& linear_decode_op() {
           .check<check_decode>()
           .cost<cost_decode>()
           .bench("B=1|4|16|64 T=1 Hq=32 Hk=Hq Hv=Hq K=128 V=K dtype=f32|bf16 pass=fwd")
+          .gpu_bench("B=1|16|64|256 T=1 Hq=32 Hk=Hq Hv=Hq K=128 V=K dtype=bf16 pass=fwd")
           .bench("B=1 T=1 Hq=4 Hk=Hq Hv=Hq K=64 V=K map=elu1 normalize=1 with=z dtype=f32 pass=fwd")
           .impl<ref::linear_decode_forward, nullptr, ref::linear_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(linear_decode);
+          LINNET_ISA_IMPLS_FORWARD(linear_decode)
+          .cuda<cuda::linear_decode_forward, nullptr, cuda::linear_decode_workspace, cuda::linear_decode_refuses>();
   return op;
 }
 // clang-format on

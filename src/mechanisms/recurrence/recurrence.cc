@@ -100,7 +100,8 @@ Op declare_recurrence(const RecurrenceMember& member) {
       .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
       .cost<cost_recurrence>()
       .impl<ref::recurrence_forward, ref::recurrence_backward, ref::recurrence_workspace>("ref", always_available)
-      LINNET_ISA_IMPLS(recurrence);
+      LINNET_ISA_IMPLS(recurrence)
+      .cuda<cuda::recurrence_forward, cuda::recurrence_backward, cuda::recurrence_workspace, cuda::recurrence_refuses>();
   if (member.g_head) op.check<check_decay_choice>();
   const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
   const std::string shapes[] = {"B=1 T=8192 Hq=8 Hk=Hq Hv=Hq K=128 V=K " + given,
@@ -108,6 +109,12 @@ Op declare_recurrence(const RecurrenceMember& member) {
   for (const std::string& shape : shapes) {
     op.bench(shape + "dtype=f32 pass=fwd|fwd+bwd");
     if (member.decay == Decay::either) op.bench(shape + "other=g dtype=f32 pass=fwd|fwd+bwd");
+  }
+  for (const char* other : {"", "other=g "}) {
+    if (*other != '\0' && member.decay != Decay::either) continue;
+    op.gpu_bench("B=16 T=2048 Hq=16 Hk=Hq Hv=Hq K=128 V=K " + given + other + "dtype=bf16 pass=fwd")
+        .gpu_bench("B=1 T=32768 Hq=16 Hk=Hq Hv=Hq K=128 V=K " + given + other + "dtype=bf16 pass=fwd")
+        .gpu_bench("B=16 T=2048 Hq=32 Hk=Hq Hv=Hq K=64 V=K " + given + other + "dtype=bf16 pass=fwd");
   }
   op.bench(shapes[0] + "dtype=bf16 pass=fwd|fwd+bwd")
       .bench("B=1 T=65536 Hq=1 Hk=1 Hv=1 K=128 V=K " + given + "dtype=f32 pass=fwd")
@@ -144,8 +151,10 @@ Op declare_recurrence_decode(const RecurrenceMember& member) {
   op.letter("H", "max(Hq,max(Hk,Hv))")
       .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
       .cost<cost_decode>()
-      .impl<ref::recurrence_decode_forward, nullptr, ref::recurrence_decode_workspace>("ref", always_available);
+      .impl<ref::recurrence_decode_forward, nullptr, ref::recurrence_decode_workspace>("ref", always_available)
+      .cuda<cuda::recurrence_decode_forward, nullptr, cuda::recurrence_decode_workspace, cuda::recurrence_decode_refuses>();
   const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
+  op.gpu_bench("B=16|256 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "dtype=bf16 pass=fwd");
   op.bench("B=1|64 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "dtype=f32 pass=fwd");
   if (member.decay == Decay::either) {
     op.bench("B=1|64 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "other=g dtype=f32 pass=fwd");

@@ -1,0 +1,264 @@
+// linear on the GPU: elementwise maps; everything is a call of the recurrence engine (recurrence_cuda.h).
+#include "linear.h"
+#include "linear_shape.h"
+#include "mechanisms/recurrence/recurrence_launch.h"
+
+namespace linnet::cuda {
+namespace {
+
+bool elementwise(FeatureMap map) { return static_cast<int32_t>(map) <= static_cast<int32_t>(FeatureMap::exp); }
+Map map_of(FeatureMap map) { return static_cast<Map>(map); }
+static_assert(static_cast<int>(FeatureMap::exp) == static_cast<int>(Map::exp));
+
+template <class Args>
+const char* refuses_map(const Args& args) {
+  const LinearShape s = linear_shape(args, 1);
+  if (args.q.dtype == Dtype::f64) return "the CUDA kernels have no f64";
+  if (!elementwise(args.map))
+    return "the CUDA kernels have the elementwise maps: identity, elu1, relu, relu2, silu, softplus, exp";
+  if (s.shifted) return "the CUDA kernels do not normalise map exp";
+  if (s.K > kMaxStepWidth) return "the CUDA kernels take keys of at most 256 channels";
+  return nullptr;
+}
+
+// What all engines of one call share.
+Engine engine_of(const LinearArgs& args, const LinearShape& s) {
+  Engine e;
+  e.N = s.N;
+  e.T = s.T;
+  e.H = static_cast<int32_t>(s.H);
+  e.K = static_cast<int32_t>(s.K);
+  e.V = static_cast<int32_t>(s.V);
+  e.scale = static_cast<float>(s.scale);
+  if (args.cu_seqlens.given()) {
+    e.offsets = args.cu_seqlens.data;
+    e.offsets_64 = args.cu_seqlens.dtype == Dtype::i64;
+  }
+  if (args.key_mask.given()) e.mask_stride_b = args.key_mask.stride[0];
+  return e;
+}
+const uint8_t* mask_of(const LinearArgs& args) {
+  return args.key_mask.given() ? static_cast<const uint8_t*>(args.key_mask.data) : nullptr;
+}
+
+// Not causal: all writes first, over `write_tokens` tokens, then all reads.
+struct Split {
+  Engine write, read;
+};
+Split split(const Engine& e, int64_t write_tokens, float* state, float* z) {
+  Split two = {e, e};
+  two.write.out = Rows();
+  two.write.T = write_tokens;
+  two.write.final = dense_states(state, e.H, e.K, e.V);
+  two.write.out_factor = 1;
+  two.read.k = Rows();
+  two.read.initial = two.write.final;
+  two.read.in_factor = 1;
+  two.read.final = States();
+  if (e.sums) {
+    two.write.final_z = dense_states(z, e.H, e.K, 1);
+    two.read.initial_z = two.write.final_z;
+    two.read.final_z = States();
+  }
+  return two;
+}
+
+struct Scratch {
+  float* parts = nullptr;  // [B, T or S, H, width]: a gradient before its heads are added
+  float* state = nullptr;  // not causal: [N, H, K, V]
+  float* z = nullptr;
+  EngineScratch engine;
+};
+
+struct Plan {
+  const LinearArgs& args;
+  LinearShape s;
+
+  Engine forward(const LinearOut& out) const {
+    Engine e = engine_of(args, s);
+    e.q = rows_of(args.q, s.H, map_of(args.map));
+    e.k = rows_of(args.k, s.H, map_of(args.map));
+    e.v = rows_of(args.v, s.H);
+    e.out = rows_of(out.out, s.H);
+    e.write_mask = mask_of(args);
+    e.normalize = args.normalize;
+    e.eps = static_cast<float>(args.eps);
+    e.initial = states_of(args.initial_state);
+    e.final = states_of(out.final_state);
+    e.initial_z = vectors_of(args.initial_z);
+    e.final_z = vectors_of(out.final_z);
+    e.sums = args.normalize || out.final_z.given();
+    if (args.normalize) e.den = scalars_of(out.den);
+    return e;
+  }
+  // dq_i = scale sum_{j <= i} (dout_i . v_j) phi(k_j): the forward with (q, k, v) := (dout, v, k).
+  Engine dq(const LinearGrads& grads) const {
+    Engine e = transposed_engine();
+    e.q = rows_of(grads.dout, s.H);
+    e.k = rows_of(args.v, s.H);
+    e.v = rows_of(args.k, s.H, map_of(args.map));
+    e.write_mask = mask_of(args);
+    e.out_source = rows_of(args.q, s.H, map_of(args.map));
+    e.initial = transposed(states_of(args.initial_state));
+    return e;
+  }
+  // dk_j = R_j v_j with R_j = dfinal_state + scale sum_{i >= j} phi(q_i) dout_i^T: (v, dout, q) in reverse.
+  Engine dk(const LinearGrads& grads) const {
+    Engine e = transposed_engine();
+    e.q = rows_of(args.v, s.H);
+    e.k = rows_of(grads.dout, s.H);
+    e.v = rows_of(args.q, s.H, map_of(args.map));
+    e.reverse = true;
+    e.out_source = rows_of(args.k, s.H, map_of(args.map));
+    e.out_mask = mask_of(args);
+    e.out_bias = transposed(vectors_of(grads.dfinal_z));
+    e.initial = transposed(states_of(grads.dfinal_state));
+    e.final = transposed(states_of(grads.dinitial_state));
+    scale_state(&e);
+    return e;
+  }
+  // dv_j = R_j^T phi(k_j): (k, q, dout) in reverse.
+  Engine dv(const LinearGrads& grads) const {
+    Engine e = engine_of(args, s);
+    e.q = rows_of(args.k, s.H, map_of(args.map));
+    e.k = rows_of(args.q, s.H, map_of(args.map));
+    e.v = rows_of(grads.dout, s.H);
+    e.reverse = true;
+    e.out_mask = mask_of(args);
+    e.initial = states_of(grads.dfinal_state);
+    e.final = states_of(grads.dinitial_state);
+    scale_state(&e);
+    return e;
+  }
+  Engine transposed_engine() const {
+    Engine e = engine_of(args, s);
+    e.K = static_cast<int32_t>(s.V);
+    e.V = static_cast<int32_t>(s.K);
+    return e;
+  }
+  // The engine keeps R / scale.
+  static void scale_state(Engine* e) {
+    e->in_factor = 1 / e->scale;
+    e->out_factor = e->scale;
+  }
+
+  // Runs an engine whose result is the gradient `result` of a tensor with `tokens` tokens and `heads` heads; the writes come
+  // from `write_tokens` tokens.
+  void run(const Launch& launch, Engine e, const View& result, int64_t tokens, int64_t write_tokens,
+           const Scratch& scratch) const {
+    const int64_t heads = result.given() ? result.size[2] : s.H, group = s.H / (heads == 0 ? 1 : heads);
+    const bool grouped = result.given() && group > 1;
+    if (result.given()) e.out = grouped ? dense_rows(scratch.parts, tokens, s.H, e.V) : rows_of(result, s.H);
+    e.T = tokens;
+    if (args.causal) {
+      run_engine(launch, e, scratch.engine);
+    } else {
+      const Split two = split(e, write_tokens, scratch.state, scratch.z);
+      run_engine(launch, two.write, scratch.engine);
+      if (e.final.data != nullptr) {
+        Engine store = two.read;  // no tokens: its final state is its initial one
+        store.out = Rows();
+        store.T = 0;
+        store.offsets = nullptr;
+        store.final = e.final;
+        store.out_factor = e.out_factor;
+        run_engine(launch, store, scratch.engine);
+      }
+      if (e.out.data != nullptr) run_engine(launch, two.read, scratch.engine);
+    }
+    if (grouped) sum_groups(launch, rows_of(result, heads), scratch.parts, s.B, tokens, heads, group, e.V);
+  }
+};
+
+Scratch cut(Arena& arena, const Plan& plan, Pass pass) {
+  const LinearShape& s = plan.s;
+  Scratch scratch;
+  if (!plan.args.causal) {
+    scratch.state = arena.take<float>(s.N * s.H * s.K * s.V);
+    scratch.z = arena.take<float>(s.N * s.H * s.K);
+  }
+  Engine e = engine_of(plan.args, s);
+  if (pass == Pass::backward) {
+    const int64_t tokens = s.T > s.S ? s.T : s.S, width = s.K > s.V ? s.K : s.V;
+    if (s.Hq != s.H || s.Hk != s.H || s.Hv != s.H) scratch.parts = arena.take<float>(s.B * tokens * s.H * width);
+  }
+  scratch.engine = cut_engine(arena, e);
+  return scratch;
+}
+
+}  // namespace
+
+const char* linear_refuses(const LinearArgs& args, Pass pass) {
+  if (const char* reason = refuses_map(args)) return reason;
+  if (pass == Pass::forward) return nullptr;
+  const LinearShape s = linear_shape(args);
+  if (args.normalize) return "the CUDA kernels have no backward of the normaliser";
+  if (s.V > kMaxStepWidth) return "the CUDA backward takes values of at most 256 channels";
+  if (s.scale == 0) return "the CUDA backward needs a scale other than 0";
+  return nullptr;
+}
+
+int64_t linear_workspace(const LinearArgs& args, Pass pass, int) {
+  Arena arena;
+  cut(arena, {args, linear_shape(args)}, pass);
+  return arena.used();
+}
+
+void linear_forward(const LinearArgs& args, const LinearOut& out, const Launch& launch) {
+  const Plan plan = {args, linear_shape(args)};
+  Arena arena(launch.workspace);
+  const Scratch scratch = cut(arena, plan, Pass::forward);
+  const Engine e = plan.forward(out);
+  if (args.causal) return run_engine(launch, e, scratch.engine);
+  const Split two = split(e, plan.s.S, scratch.state, scratch.z);
+  run_engine(launch, two.write, scratch.engine);
+  copy_states(launch, e.final, two.write.final, e.N, e.H, e.K, e.V);
+  copy_states(launch, e.final_z, two.write.final_z, e.N, e.H, e.K, 1);
+  run_engine(launch, two.read, scratch.engine);
+}
+
+void linear_backward(const LinearArgs& args, const LinearOut&, const LinearGrads& grads, const Launch& launch) {
+  const Plan plan = {args, linear_shape(args)};
+  const LinearShape& s = plan.s;
+  Arena arena(launch.workspace);
+  const Scratch scratch = cut(arena, plan, Pass::backward);
+  if (grads.dq.given()) plan.run(launch, plan.dq(grads), grads.dq, s.T, s.S, scratch);
+  if (grads.dk.given()) {
+    Engine e = plan.dk(grads);
+    if (grads.dv.given()) e.final = States();  // once is enough
+    plan.run(launch, e, grads.dk, s.S, s.T, scratch);
+  }
+  const bool states = grads.dinitial_state.given() && !grads.dk.given();
+  if (grads.dv.given() || states) plan.run(launch, plan.dv(grads), grads.dv, s.S, s.T, scratch);
+  if (grads.dinitial_z.given()) {
+    copy_states(launch, vectors_of(grads.dinitial_z), vectors_of(grads.dfinal_z), s.N, s.H, s.K, 1);
+  }
+}
+
+const char* linear_decode_refuses(const LinearDecodeArgs& args, Pass) {
+  if (args.compensation.given()) return "the CUDA kernels have no compensated sums";
+  return refuses_map(args);
+}
+int64_t linear_decode_workspace(const LinearDecodeArgs&, Pass, int) { return 0; }
+void linear_decode_forward(const LinearDecodeArgs& args, const LinearDecodeOut& out, const Launch& launch) {
+  const LinearShape s = linear_shape(args);
+  Engine e;
+  e.N = s.N;
+  e.T = s.T;
+  e.H = static_cast<int32_t>(s.H);
+  e.K = static_cast<int32_t>(s.K);
+  e.V = static_cast<int32_t>(s.V);
+  e.scale = static_cast<float>(s.scale);
+  e.eps = static_cast<float>(args.eps);
+  e.normalize = args.normalize;
+  e.sums = args.z.given();
+  e.q = rows_of(args.q, s.H, map_of(args.map));
+  e.k = rows_of(args.k, s.H, map_of(args.map));
+  e.v = rows_of(args.v, s.H);
+  e.out = rows_of(out.out, s.H);
+  e.initial = e.final = states_of(args.state);
+  e.initial_z = e.final_z = vectors_of(args.z);
+  run_engine(launch, e, {});
+}
+
+}  // namespace linnet::cuda

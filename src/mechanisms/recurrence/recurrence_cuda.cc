@@ -1,0 +1,145 @@
+// The recurrence family on the GPU: every call is one engine, or three for the gradients of one without decay and beta.
+#include <utility>
+
+#include "mechanisms/recurrence/recurrence_launch.h"
+#include "recurrence.h"
+#include "recurrence_shape.h"
+
+namespace linnet::cuda {
+namespace {
+
+// What all engines of one call share.
+template <class Args>
+Engine engine_of(const Args& args, const RecurrenceShape& s) {
+  Engine e;
+  e.N = s.N;
+  e.T = s.T;
+  e.H = static_cast<int32_t>(s.H);
+  e.K = static_cast<int32_t>(s.K);
+  e.V = static_cast<int32_t>(s.V);
+  e.scale = static_cast<float>(s.scale);
+  if (args.g.given()) {
+    e.g = scalars_of(args.g);
+    e.g_width = s.per_channel ? e.K : 1;
+  } else if (args.g_head.given()) {
+    e.g = {args.g_head.data, 0, 0, args.g_head.stride[0], 1, args.g_head.dtype, Map::identity};
+    e.g_width = 1;
+  }
+  if (args.beta.given()) {
+    e.beta = scalars_of(args.beta);
+    e.beta_factor = args.double_beta ? 2 : 1;
+  }
+  e.l2_norm = args.l2_norm;
+  e.q = rows_of(args.q, s.H);
+  e.k = rows_of(args.k, s.H);
+  e.v = rows_of(args.v, s.H);
+  return e;
+}
+
+Engine forward_engine(const RecurrenceArgs& args) {
+  Engine e = engine_of(args, recurrence_shape(args));
+  if (args.cu_seqlens.given()) {
+    e.offsets = args.cu_seqlens.data;
+    e.offsets_64 = args.cu_seqlens.dtype == Dtype::i64;
+  }
+  return e;
+}
+
+template <class Args>
+const char* refuses(const Args& args) {
+  if (args.q.dtype == Dtype::f64) return "the CUDA kernels have no f64";
+  if (args.q.size[3] > kMaxStepWidth) return "the CUDA kernels take keys of at most 256 channels";
+  return nullptr;
+}
+
+}  // namespace
+
+const char* recurrence_refuses(const RecurrenceArgs& args, Pass pass) {
+  if (const char* reason = refuses(args)) return reason;
+  if (pass == Pass::forward) return nullptr;
+  const RecurrenceShape s = recurrence_shape(args);
+  if (args.g.given() || args.g_head.given() || args.beta.given() || args.l2_norm) {
+    return "the CUDA kernels have no backward with decays, beta or l2_norm";
+  }
+  if (s.V > kMaxStepWidth) return "the CUDA backward takes values of at most 256 channels";
+  if (s.scale == 0) return "the CUDA backward needs a scale other than 0";
+  return nullptr;
+}
+
+int64_t recurrence_workspace(const RecurrenceArgs& args, Pass pass, int) {
+  const RecurrenceShape s = recurrence_shape(args);
+  Arena arena;
+  const bool grouped = s.Hq != s.H || s.Hk != s.H || s.Hv != s.H;
+  if (pass == Pass::backward && grouped) arena.take<float>(s.B * s.T * s.H * (s.K > s.V ? s.K : s.V));
+  cut_engine(arena, forward_engine(args));
+  return arena.used();
+}
+
+void recurrence_forward(const RecurrenceArgs& args, const RecurrenceOut& out, const Launch& launch) {
+  Engine e = forward_engine(args);
+  e.out = rows_of(out.out, e.H);
+  e.initial = states_of(args.initial_state);
+  e.final = states_of(out.final_state);
+  Arena arena(launch.workspace);
+  run_engine(launch, e, cut_engine(arena, e));
+}
+
+// Without decay and beta: dq is the forward with (q, k, v) := (dout, v, k); dk and dv are walks in reverse with (v, dout, q)
+// and (k, q, dout), whose state R is kept as R / scale.
+void recurrence_backward(const RecurrenceArgs& args, const RecurrenceOut&, const RecurrenceGrads& grads, const Launch& launch) {
+  const RecurrenceShape s = recurrence_shape(args);
+  const Engine base = forward_engine(args);
+  Arena arena(launch.workspace);
+  const bool grouped = s.Hq != s.H || s.Hk != s.H || s.Hv != s.H;
+  float* parts = grouped ? arena.take<float>(s.B * s.T * s.H * (s.K > s.V ? s.K : s.V)) : nullptr;
+  const EngineScratch scratch = cut_engine(arena, base);
+  const auto run = [&](Engine e, const View& result) {
+    const int64_t heads = result.given() ? result.size[2] : s.H;
+    const bool adds = result.given() && heads != s.H;
+    if (result.given()) e.out = adds ? dense_rows(parts, s.T, s.H, e.V) : rows_of(result, s.H);
+    run_engine(launch, e, scratch);
+    if (adds) sum_groups(launch, rows_of(result, heads), parts, s.B, s.T, heads, s.H / heads, e.V);
+  };
+  const auto engine = [&](const Rows& q, const Rows& k, const Rows& v, bool swapped) {
+    Engine e = base;
+    e.q = q;
+    e.k = k;
+    e.v = v;
+    if (swapped) std::swap(e.K, e.V);
+    return e;
+  };
+  const Rows dout = rows_of(grads.dout, s.H);
+  if (grads.dq.given()) {
+    Engine e = engine(dout, base.v, base.k, true);
+    e.initial = transposed(states_of(args.initial_state));
+    run(e, grads.dq);
+  }
+  const auto reversed = [&](Engine e) {
+    e.reverse = true;
+    e.in_factor = 1 / e.scale;
+    e.out_factor = e.scale;
+    return e;
+  };
+  if (grads.dk.given()) {
+    Engine e = reversed(engine(base.v, dout, base.q, true));
+    e.initial = transposed(states_of(grads.dfinal_state));
+    run(e, grads.dk);
+  }
+  if (grads.dv.given() || grads.dinitial_state.given()) {
+    Engine e = reversed(engine(base.k, base.q, dout, false));
+    e.initial = states_of(grads.dfinal_state);
+    e.final = states_of(grads.dinitial_state);
+    run(e, grads.dv);
+  }
+}
+
+const char* recurrence_decode_refuses(const RecurrenceDecodeArgs& args, Pass) { return refuses(args); }
+int64_t recurrence_decode_workspace(const RecurrenceDecodeArgs&, Pass, int) { return 0; }
+void recurrence_decode_forward(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& out, const Launch& launch) {
+  Engine e = engine_of(args, recurrence_shape(args));
+  e.out = rows_of(out.out, e.H);
+  e.initial = e.final = states_of(args.state);
+  run_engine(launch, e, {});
+}
+
+}  // namespace linnet::cuda

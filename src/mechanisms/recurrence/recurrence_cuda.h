@@ -1,0 +1,63 @@
+// The recurrence on the GPU: what its kernels are told, for host and device code alike (plain data).
+//
+// An Engine runs one recurrence over the tokens of every (sequence, head), forwards or backwards in time:
+//
+//   S = exp(g_t) S + k_t u_t^T,   u_t = v_t or beta_t (v_t - S^T k_t),   out_t = scale S^T q_t
+//
+// The gradients of a recurrence without beta are recurrences too: dq with (q, k, v) := (dout, v, k), and in reverse time dk
+// with (v, dout, q) and dv with (k, q, dout). So operands are named by what they do here, not by what the caller calls them,
+// and the state may be read and written transposed (by its strides) and in other units (in_factor, out_factor).
+#pragma once
+
+#include <cstdint>
+
+#include "core/launch.h"
+#include "core/view.h"
+
+namespace linnet::cuda {
+
+enum class Map : int32_t { identity, elu1, relu, relu2, silu, softplus, exp };  // elementwise feature maps
+
+// Rows of a tensor [B, T, heads, width], strides in elements. Head h of the call uses head h / group.
+struct Rows {
+  const void* data = nullptr;  // null: absent
+  int64_t stride_b = 0, stride_t = 0, stride_h = 0;
+  int32_t group = 1;
+  Dtype dtype = Dtype::none;
+  Map map = Map::identity;
+};
+
+// States [N, H, rows, columns] in f32.
+struct States {
+  float* data = nullptr;  // null: absent
+  int64_t stride_n = 0, stride_h = 0, stride_row = 0, stride_column = 1;
+};
+
+struct Engine {
+  int64_t N = 0, T = 0;  // sequences; tokens of a batch row
+  int32_t H = 0, K = 0, V = 0;
+  Rows q, k, v;  // read, write key, write value; no k: nothing is written
+  Rows out;      // no out: nothing is read
+  Rows g;        // log decay; g_width 0: none, 1: scalar, K: per channel; stride_b = stride_t = 0: per head
+  int32_t g_width = 0;
+  Rows beta;
+  float beta_factor = 1;
+  Rows out_source;                      // the result is multiplied by the derivative of its map there
+  States out_bias;                      // added to the result first: [N, H, 1, V]
+  const uint8_t* write_mask = nullptr;  // [B, T]: tokens with 0 write nothing
+  const uint8_t* out_mask = nullptr;    // [B, T]: results of tokens with 0 are 0
+  int64_t mask_stride_b = 0;
+  const void* offsets = nullptr;  // cu_seqlens: sequence n is rows offsets[n] .. offsets[n+1] of batch row 0
+  bool offsets_64 = false;
+  bool reverse = false;
+  bool normalize = false;
+  bool l2_norm = false;  // q and k are x / sqrt(sum x^2 + 1e-6)
+  float scale = 1, eps = 0;
+  States initial, final;  // [N, H, K, V]
+  float in_factor = 1, out_factor = 1;
+  States initial_z, final_z;  // [N, H, K, 1]: sums of the keys
+  bool sums = false;          // keep z: normalise, or final_z is wanted
+  Rows den;                   // [B, T, H] f32, when normalised
+};
+
+}  // namespace linnet::cuda

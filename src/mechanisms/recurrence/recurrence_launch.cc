@@ -1,0 +1,180 @@
+#include "mechanisms/recurrence/recurrence_launch.h"
+
+#include "mechanisms/recurrence/recurrence_tile.h"
+
+namespace linnet::cuda {
+namespace {
+
+constexpr const char* kStepImage = "recurrence_step_cuda";
+constexpr int64_t kMaxBlocks = 4096;  // of the kernels that walk over elements
+
+int64_t blocks_for(int64_t elements) {
+  const int64_t blocks = (elements + 255) / 256;
+  return blocks < kMaxBlocks ? blocks : kMaxBlocks;
+}
+
+bool is_16_bit(Dtype dtype) { return dtype == Dtype::bf16 || dtype == Dtype::f16; }
+bool is_tile_width(int64_t width) { return width == 64 || width == 128; }
+
+// Rows that the copy engine and 16-byte stores can address.
+bool is_aligned(const Rows& rows, Dtype dtype) {
+  return rows.data != nullptr && rows.dtype == dtype && rows.map == Map::identity &&
+         reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride_b % 8 == 0 && rows.stride_t % 8 == 0 &&
+         rows.stride_h % 8 == 0 && rows.stride_t >= 0 && rows.stride_b >= 0 && rows.stride_h >= 0;
+}
+
+int64_t segments_of(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kSegment - 1) / kSegment; }
+
+bool encode(TensorMap* map, const Engine& e, const Rows& rows, int32_t width) {
+  const auto distance = [](int64_t count, int64_t stride) {  // of a dimension with one entry nobody asks
+    return count == 1 || stride == 0 ? uint64_t{128} : static_cast<uint64_t>(stride) * 2;
+  };
+  const int64_t B = e.offsets == nullptr ? e.N : 1, heads = e.H / rows.group;
+  const uint64_t size[5] = {64, static_cast<uint64_t>(e.T), static_cast<uint64_t>(width / 64), static_cast<uint64_t>(heads),
+                            static_cast<uint64_t>(B)};
+  const uint64_t stride[4] = {distance(e.T, rows.stride_t), 128, distance(heads, rows.stride_h), distance(B, rows.stride_b)};
+  const uint32_t box[5] = {64, kTileChunk, static_cast<uint32_t>(width / 64), 1, 1};
+  return encode_tensor_map(map, rows.dtype, rows.data, 5, size, stride, box);
+}
+
+void run_steps(const Launch& launch, const Engine& e) {
+  static constexpr const char* kNames[3][4] = {{"step_4", "step_8", "step_16", "step_32"},
+                                               {"step_channel_4", "step_channel_8", "step_channel_16", "step_channel_32"},
+                                               {"step_sums_4", "step_sums_8", "step_sums_16", "step_sums_32"}};
+  const int size = e.K <= 32 ? 0 : e.K <= 64 ? 1 : e.K <= 128 ? 2 : 3, kind = e.sums ? 2 : e.g_width > 1 ? 1 : 0;
+  const int64_t columns = e.V > 0 ? e.V : 1;  // of 16 to a block; without values z is still summed
+  enqueue(launch, {kStepImage, kNames[kind][size], 128}, {e.N * e.H, (columns + 15) / 16}, e);
+}
+
+// What the tiled kernels need: plain 16-bit rows of 64 or 128, one decay for all channels or none.
+bool has_tiles(const Engine& e) {
+  const Dtype dtype = e.q.dtype;
+  const bool plain = e.g_width <= 1 && e.write_mask == nullptr && e.out_mask == nullptr && e.out_bias.data == nullptr &&
+                     !e.normalize && !e.l2_norm && e.out_source.map == Map::identity;
+  return plain && is_16_bit(dtype) && is_tile_width(e.K) && is_tile_width(e.V) && e.N > 0 && e.T > 0 && e.scale != 0 &&
+         is_aligned(e.q, dtype) && is_aligned(e.k, dtype) && is_aligned(e.v, dtype) && is_aligned(e.out, dtype);
+}
+
+bool encode_all(const Launch& launch, const Engine& e, Tile* tile) {
+  tile->e = e;
+  if (encode(&tile->q, e, e.q, e.K) && encode(&tile->k, e, e.k, e.K) && encode(&tile->v, e, e.v, e.V)) return true;
+  *launch.error = "a tensor has no description for the copy engine";
+  return false;
+}
+
+void run_tiles(const Launch& launch, const Engine& e, const EngineScratch& scratch) {
+  Tile tile;
+  if (!encode_all(launch, e, &tile)) return;
+  const bool bf16 = e.q.dtype == Dtype::bf16, decays = e.g_width != 0;
+  const char* image = bf16 ? "recurrence_bf16_cuda" : "recurrence_f16_cuda";
+  static constexpr const char* kNames[2][2][2][2] = {
+      {{{"tile_f16_64_64", "tile_f16_64_64_decay"}, {"tile_f16_64_128", "tile_f16_64_128_decay"}},
+       {{"tile_f16_128_64", "tile_f16_128_64_decay"}, {"tile_f16_128_128", "tile_f16_128_128_decay"}}},
+      {{{"tile_bf16_64_64", "tile_bf16_64_64_decay"}, {"tile_bf16_64_128", "tile_bf16_64_128_decay"}},
+       {{"tile_bf16_128_64", "tile_bf16_128_64_decay"}, {"tile_bf16_128_128", "tile_bf16_128_128_decay"}}}};
+  const Kernel kernel = {image, kNames[bf16][e.K == 128][e.V == 128][decays], tile_threads(e.V), tile_shared_bytes(e.K, e.V)};
+  const int64_t segments = segments_of(e), heads = e.N * e.H;
+  if (segments > 1) {
+    tile.states = scratch.segments;
+    tile.decays = scratch.segments + (segments - 1) * heads * e.K * e.V;
+    tile.phase = 1;
+    enqueue(launch, kernel, {heads, segments - 1}, tile);
+    const int count = static_cast<int>(segments - 1);
+    enqueue(launch, {"recurrence_bf16_cuda", "fold_segments", 256}, {(heads * e.K * e.V + 255) / 256}, tile.states, tile.decays,
+            e, count);
+    tile.phase = 2;
+  }
+  enqueue(launch, kernel, {heads, segments}, tile);
+}
+
+// The delta rule on matrix units: bf16 (f16 would need products in three parts), forwards.
+bool is_delta(const Engine& e) {
+  return has_tiles(e) && e.beta.data != nullptr && e.q.dtype == Dtype::bf16 && e.K == e.V && !e.reverse;
+}
+void run_delta(const Launch& launch, const Engine& e) {
+  Tile tile;
+  if (!encode_all(launch, e, &tile)) return;
+  static constexpr const char* kNames[2][2] = {{"delta_64", "delta_64_decay"}, {"delta_128", "delta_128_decay"}};
+  const Kernel kernel = {"recurrence_delta_cuda", kNames[e.K == 128][e.g_width != 0], tile_threads(e.V),
+                         delta_shared_bytes(e.K)};
+  enqueue(launch, kernel, {e.N * e.H}, tile);
+}
+
+// One token in place, in rows that 16-byte accesses can take.
+bool is_decode(const Engine& e) {
+  return e.T == 1 && e.N > 0 && e.initial.data != nullptr && e.initial.data == e.final.data && !e.sums && !e.l2_norm &&
+         e.out.data != nullptr && e.offsets == nullptr && e.write_mask == nullptr && e.V % 4 == 0 && e.K > 0 && e.V > 0 &&
+         reinterpret_cast<uintptr_t>(e.initial.data) % 16 == 0 && e.initial.stride_column == 1 &&
+         e.initial.stride_row % 4 == 0 && e.initial.stride_h % 4 == 0 && e.initial.stride_n % 4 == 0;
+}
+void run_decode(const Launch& launch, const Engine& e) {
+  const char* name = e.K <= 64 ? "decode_4" : e.K <= 128 ? "decode_8" : "decode_16";
+  enqueue(launch, {"recurrence_decode_cuda", name, 128}, {e.N * e.H, (e.V + 31) / 32}, e);
+}
+
+}  // namespace
+
+Rows rows_of(const View& view, int64_t H, Map map) {
+  if (!view.given()) return {};
+  const int64_t heads = view.size[2] > 0 ? view.size[2] : 1;
+  return {view.data, view.stride[0], view.stride[1], view.stride[2], static_cast<int32_t>(H / heads), view.dtype, map};
+}
+Rows scalars_of(const View& view) {
+  if (!view.given()) return {};
+  return {view.data, view.stride[0], view.stride[1], view.stride[2], 1, view.dtype, Map::identity};
+}
+States states_of(const View& view) {
+  if (!view.given()) return {};
+  return {static_cast<float*>(view.data), view.stride[0], view.stride[1], view.stride[2], view.stride[3]};
+}
+States transposed(States states) {
+  return {states.data, states.stride_n, states.stride_h, states.stride_column, states.stride_row};
+}
+States vectors_of(const View& view) {
+  if (!view.given()) return {};
+  return {static_cast<float*>(view.data), view.stride[0], view.stride[1], view.stride[2], 0};
+}
+Rows dense_rows(float* data, int64_t T, int64_t H, int64_t width) {
+  return {data, T * H * width, H * width, width, 1, Dtype::f32, Map::identity};
+}
+States dense_states(float* data, int64_t H, int64_t rows, int64_t columns) {
+  return {data, H * rows * columns, rows * columns, columns, 1};
+}
+
+bool is_tiled(const Engine& e) { return has_tiles(e) && e.beta.data == nullptr; }
+
+EngineScratch cut_engine(Arena& arena, const Engine& e) {
+  const int64_t segments = segments_of(e);
+  if (segments == 1 || !is_tile_width(e.K) || !is_tile_width(e.V)) return {};
+  return {arena.take<float>((segments - 1) * e.N * e.H * (static_cast<int64_t>(e.K) * e.V + 1))};
+}
+
+void run_engine(const Launch& launch, const Engine& e, const EngineScratch& scratch) {
+  if (is_decode(e)) {
+    run_decode(launch, e);
+  } else if (is_delta(e)) {
+    run_delta(launch, e);
+  } else if (is_tiled(e)) {
+    run_tiles(launch, e, scratch);
+    if (e.final_z.data != nullptr) enqueue(launch, {kStepImage, "sum_keys", 256}, {e.N * e.H, (e.K + 31) / 32}, e);
+  } else {
+    run_steps(launch, e);
+  }
+}
+
+void sum_groups(const Launch& launch, const Rows& out, const float* part, int64_t B, int64_t T, int64_t heads, int64_t group,
+                int64_t width) {
+  const int counts[3] = {static_cast<int>(heads), static_cast<int>(group), static_cast<int>(width)};
+  enqueue(launch, {kStepImage, "sum_groups", 256}, {blocks_for(B * T * heads * width)}, out, part, B, T, counts[0], counts[1],
+          counts[2]);
+}
+
+void copy_states(const Launch& launch, const States& to, const States& from, int64_t N, int64_t H, int64_t rows,
+                 int64_t columns) {
+  if (to.data == nullptr) return;
+  const int counts[3] = {static_cast<int>(H), static_cast<int>(rows), static_cast<int>(columns)};
+  enqueue(launch, {kStepImage, "copy_states", 256}, {blocks_for(N * H * rows * columns)}, to, from, N, counts[0], counts[1],
+          counts[2]);
+}
+
+}  // namespace linnet::cuda

@@ -1,0 +1,36 @@
+// Runs an Engine on the GPU: chooses between the kernels, and asks for the workspace that they need.
+#pragma once
+
+#include "mechanisms/recurrence/recurrence_cuda.h"
+
+namespace linnet::cuda {
+
+inline constexpr int32_t kMaxStepWidth = 256;  // rows of the state that a warp holds in registers
+
+// Rows of a view [B, T, heads, width] in a call of H heads; absent when the view is.
+Rows rows_of(const View& view, int64_t H, Map map = Map::identity);
+// Rows of a view [B, T, H] (one number each).
+Rows scalars_of(const View& view);
+States states_of(const View& view);   // [N, H, rows, columns]
+States transposed(States states);     // read as [N, H, columns, rows]
+States vectors_of(const View& view);  // [N, H, rows] as [N, H, rows, 1]
+Rows dense_rows(float* data, int64_t T, int64_t H, int64_t width);
+States dense_states(float* data, int64_t H, int64_t rows, int64_t columns);
+
+// Cuts what run_engine needs from an arena; the same cuts on a null arena tell its size.
+struct EngineScratch {
+  float* segments = nullptr;  // [segments of a sequence, N, H, K, V]: states between segments
+};
+EngineScratch cut_engine(Arena& arena, const Engine& engine);
+// Enqueues the engine; a failure is in launch.error.
+void run_engine(const Launch& launch, const Engine& engine, const EngineScratch& scratch);
+// Whether the tiled kernel (recurrence_tile_cuda.cu) takes this engine; else the step kernel does.
+bool is_tiled(const Engine& engine);
+
+// out[.., head, ..] = the sum over its group, in order.
+void sum_groups(const Launch& launch, const Rows& out, const float* part, int64_t B, int64_t T, int64_t heads, int64_t group,
+                int64_t width);
+void copy_states(const Launch& launch, const States& to, const States& from, int64_t N, int64_t H, int64_t rows,
+                 int64_t columns);
+
+}  // namespace linnet::cuda

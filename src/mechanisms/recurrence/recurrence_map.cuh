@@ -1,0 +1,47 @@
+// Elementwise maps, and where the rows of a call lie; for the recurrence's kernels.
+#pragma once
+
+#include "mechanisms/recurrence/recurrence_cuda.h"
+
+namespace linnet::cuda {
+
+inline constexpr float kMinusLog2 = -0.6931472f;
+
+__device__ inline float sigmoid(float x) { return x >= 0 ? 1 / (1 + expf(-x)) : expf(x) / (1 + expf(x)); }
+
+__device__ inline float apply(Map map, float x) {
+  switch (map) {
+    case Map::identity: break;
+    case Map::elu1: return x > 0 ? x + 1 : expf(x);
+    case Map::relu: return x <= 0 ? 0 : x;
+    case Map::relu2: return x <= 0 ? 0 : x * x;
+    case Map::silu: return x * sigmoid(x);
+    case Map::softplus: return fmaxf(x, 0) + log1pf(expf(-fabsf(x)));
+    case Map::exp: return expf(x);
+  }
+  return x;
+}
+__device__ inline float derivative(Map map, float x) {
+  switch (map) {
+    case Map::identity: break;
+    case Map::elu1: return x > 0 ? 1 : expf(x);
+    case Map::relu: return x > 0 ? 1 : 0;
+    case Map::relu2: return x > 0 ? 2 * x : 0;
+    case Map::silu: return sigmoid(x) * (1 + x * sigmoid(-x));
+    case Map::softplus: return sigmoid(x);
+    case Map::exp: return expf(x);
+  }
+  return 1;
+}
+
+// Offsets come from the caller's memory on the GPU, unchecked: they are bounded here.
+__device__ inline int64_t offset(const Engine& e, int64_t n) {
+  const int64_t x = e.offsets_64 ? static_cast<const int64_t*>(e.offsets)[n] : static_cast<const int32_t*>(e.offsets)[n];
+  return x < 0 ? 0 : x > e.T ? e.T : x;
+}
+
+__device__ inline int64_t row_of(const Rows& rows, int64_t b, int64_t t, int h) {
+  return b * rows.stride_b + t * rows.stride_t + h / rows.group * rows.stride_h;
+}
+
+}  // namespace linnet::cuda

@@ -1,0 +1,443 @@
+// The recurrence without beta on matrix units, 16-bit operands, K and V of 64 or 128: one block per (sequence, head) walks
+// chunks of 64 tokens, and the state never leaves the registers.
+//
+// Everything is transposed: rows are value channels, columns are tokens or key channels.
+//
+//   O^T = scale (S^T Q^T * read + V^T P^T),   S^T = total S^T + (V * write)^T K,   P = tril(Q K^T * D)
+//
+//   producer    one thread: Q, K, V of the next chunks by the copy engine, three stages
+//   state       a warpgroup for each 64 value channels: S^T in f32 accumulators, and rounded as the A operand of its own read
+//   auxiliary   a warpgroup, one chunk ahead: decays and P
+//
+// Decays: read_i = exp(G_i), write_j = exp(G_C - G_j), D_ij = exp(G_i - G_j), total = exp(G_C), G the sums of g in the chunk.
+// In reverse time the chunks are walked from the last one, read and write change places, and P keeps the other triangle. f16: a
+// row of S^T, and all of P, are operands in units of a power of two, so that no sum overflows the type.
+//
+// Bytes per token and head: 2 (2 K + 2 V); at 16,2048,16,128 0.128 ms of an H200's copy bandwidth, against 0.07 ms of products.
+#pragma once
+
+#include "mechanisms/recurrence/recurrence_map.cuh"
+#include "mechanisms/recurrence/recurrence_tile.h"
+#include "ptx/layout.h"
+#include "ptx/matrix.cuh"
+#include "ptx/numbers.cuh"
+#include "ptx/sync.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace linnet::cuda {
+namespace {
+
+constexpr int C = kTileChunk, kStages = kTileStages, kPanel = C * 128;
+constexpr float kLeastGate = -40;  // exp(-40) is zero beside anything that a float still resolves
+
+struct alignas(16) Gates {
+  float read[C], write[C];  // factors of the chunk's rows
+  float total;              // of the state
+  float out;                // the result's, the units of P included
+  float sums[C], part[4];   // the auxiliary's own: G, the largest of P in each warp
+};
+
+template <int K, int V>
+struct Shared {
+  alignas(1024) char q[kStages][K / 64 * kPanel];
+  char k[kStages][K / 64 * kPanel];
+  char v[kStages][V / 64 * kPanel];
+  char p[2][kPanel];
+  char o[V / 64][kPanel];
+  Gates gates[2];
+  uint64_t full[kStages], empty[kStages], p_full[2], p_empty[2];
+};
+
+// The chunks that a block walks.
+struct Walk {
+  int64_t b, begin, length;  // the sequence: batch row, first token, tokens
+  int first, count;          // chunk numbers first, first + 1, ... or, in reverse, first, first - 1, ...
+  bool starts, ends;         // holds the sequence's first, last chunk in the order of the walk
+};
+
+__device__ Walk walk_of(const Engine& e, int64_t n, int segment, bool cut = true) {
+  Walk w;
+  w.b = n;
+  w.begin = 0;
+  w.length = e.T;
+  if (e.offsets != nullptr) {
+    w.b = 0;
+    w.begin = offset(e, n);
+    const int64_t end = offset(e, n + 1);
+    w.length = end > w.begin ? end - w.begin : 0;
+  }
+  const int chunks = static_cast<int>((w.length + C - 1) / C), part = static_cast<int>(kSegment / C);
+  const int segments = !cut || w.length <= kLongest ? 1 : (chunks + part - 1) / part;
+  const int from = segments == 1 ? 0 : segment * part, to = segments == 1 ? chunks : min(chunks, from + part);
+  w.count = segment < segments ? to - from : 0;
+  w.first = e.reverse ? chunks - 1 - from : from;
+  w.starts = segment == 0;
+  w.ends = segment == segments - 1;
+  if (segment >= segments) w.starts = w.ends = false;
+  return w;
+}
+
+template <int K, int V>
+__device__ void produce(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) {
+  const Engine& e = tile.e;
+  const bool reads = tile.phase != 1;
+  constexpr uint32_t kWritten = (K + V) / 64 * kPanel, kRead = K / 64 * kPanel;
+  ptx::prefetch_map(&tile.q);
+  ptx::prefetch_map(&tile.k);
+  ptx::prefetch_map(&tile.v);
+  const int q_head = h / e.q.group, k_head = h / e.k.group, v_head = h / e.v.group, b = static_cast<int>(w.b);
+  for (int i = 0; i < w.count; ++i) {
+    const int stage = i % kStages;
+    if (i >= kStages) ptx::barrier_wait(&s.empty[stage], (i / kStages - 1) & 1);
+    const int t = static_cast<int>(w.begin) + (e.reverse ? w.first - i : w.first + i) * C;
+    ptx::barrier_arrive_expect(&s.full[stage], kWritten + (reads ? kRead : 0));
+    ptx::load_box(s.k[stage], &tile.k, &s.full[stage], 0, t, 0, k_head, b);
+    if (reads) ptx::load_box(s.q[stage], &tile.q, &s.full[stage], 0, t, 0, q_head, b);
+    ptx::load_box(s.v[stage], &tile.v, &s.full[stage], 0, t, 0, v_head, b);
+  }
+}
+
+// The sums G of the chunk's log decays, from its first row: those of rows lane and lane + 32, and all of them.
+struct Sums {
+  float low, high, all;
+};
+__device__ __forceinline__ Sums sum_gates(float2 gates, int lane) {
+  float g[2] = {gates.x, gates.y};
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float before = __shfl_up_sync(0xffffffff, g[i], step);
+      if (lane >= step) g[i] += before;
+    }
+  }
+  g[1] += __shfl_sync(0xffffffff, g[0], 31);
+  return {g[0], g[1], __shfl_sync(0xffffffff, g[1], 31)};
+}
+
+// The numbers [B, T, H] of a chunk's rows lane and lane + 32, `none` behind the sequence. Asked for a chunk ahead: they come
+// from far away.
+__device__ __forceinline__ float2 load_numbers(const Rows& rows, const Walk& w, int h, int chunk, int lane, float none) {
+  float x[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t t = static_cast<int64_t>(chunk) * C + lane + 32 * i;
+    x[i] = t >= 0 && t < w.length ? ptx::load(rows.data, rows.dtype, row_of(rows, w.b, w.begin + t, h)) : none;
+  }
+  return {x[0], x[1]};
+}
+__device__ __forceinline__ float2 load_gates(const Engine& e, const Walk& w, int h, int chunk, int lane) {
+  const float2 g = load_numbers(e.g, w, h, chunk, lane, 0);
+  return {g.x < kLeastGate ? kLeastGate : g.x, g.y < kLeastGate ? kLeastGate : g.y};
+}
+
+template <bool bf16, int K, int V, bool decays>
+__device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) {
+  const Engine& e = tile.e;
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  float2 next_gates = {};
+  if (decays && warp == 0) next_gates = load_gates(e, w, h, w.first, lane);
+  for (int i = 0; i < w.count; ++i) {
+    const int stage = i % kStages, slot = i % 2, chunk = e.reverse ? w.first - i : w.first + i;
+    const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
+    Gates& gates = s.gates[slot];
+    if (i >= 2) ptx::barrier_wait(&s.p_empty[slot], (i / 2 - 1) & 1);
+    if constexpr (decays) {
+      if (warp == 0) {
+        const Sums G = sum_gates(next_gates, lane);
+        next_gates = load_gates(e, w, h, e.reverse ? chunk - 1 : chunk + 1, lane);
+        const float pre[2] = {expf(G.low), expf(G.high)}, suf[2] = {expf(G.all - G.low), expf(G.all - G.high)};
+        for (int j = 0; j < 2; ++j) {
+          gates.sums[lane + 32 * j] = j == 0 ? G.low : G.high;
+          gates.read[lane + 32 * j] = e.reverse ? suf[j] : pre[j];
+          gates.write[lane + 32 * j] = e.reverse ? pre[j] : suf[j];
+        }
+        if (lane == 0) gates.total = expf(G.all);
+      }
+    }
+    float p[32];
+    if (tile.phase != 1) {
+      ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
+      const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int kk = 0; kk < K / 16; ++kk) {
+        ptx::wgmma_shared<bf16, false, false>(p, ptx::descriptor_k_major(q, C, kk), ptx::descriptor_k_major(k, C, kk), kk > 0);
+      }
+      ptx::wgmma_commit();
+      const int row = warp * 16 + lane / 4;
+      if constexpr (decays) ptx::group_sync<1, 128>();  // the sums
+      ptx::wgmma_wait<0>();
+      ptx::hold(p);
+      float largest = 0;
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2 + (j & 1);
+        const bool seen = (e.reverse ? c >= r : c <= r) && c < rows;
+        if constexpr (decays) {
+          const float over = gates.sums[r] - gates.sums[c];
+          p[j] = seen ? p[j] * __expf(e.reverse ? -over : over) : 0;
+        } else {
+          p[j] = seen ? p[j] : 0;
+        }
+        largest = fmaxf(largest, fabsf(p[j]));
+      }
+      float unit = 1;
+      if constexpr (!bf16) {  // P / unit is at most 2^14
+        for (int step = 1; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+        if (lane == 0) gates.part[warp] = largest;
+        ptx::group_sync<1, 128>();
+        largest = fmaxf(fmaxf(gates.part[0], gates.part[1]), fmaxf(gates.part[2], gates.part[3]));
+        if (largest > 0x1p14f) unit = exp2f(fminf(ceilf(log2f(largest)) - 14, 100));
+      }
+      if (thread == 0) gates.out = e.scale * unit;
+      const float down = 1 / unit;
+#pragma unroll
+      for (int j = 0; j < 32; j += 2) {
+        const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
+        *reinterpret_cast<uint32_t*>(s.p[slot] + ptx::tile_byte(C, r, c)) = ptx::pack<bf16>(p[j] * down, p[j + 1] * down);
+      }
+      ptx::fence_async_shared();
+      ptx::barrier_arrive(&s.empty[stage]);
+    }
+    ptx::barrier_arrive(&s.p_full[slot]);
+  }
+}
+
+// What lies behind the sequence counts as zero, NaN or not: in K and V, whose rows a product sums over. By all state groups.
+template <int K, int V>
+__device__ __forceinline__ void clear_rows(char* k, char* v, int rows, int thread) {
+  constexpr int kThreads = V / 64 * 128, kPieces = (K + V) / 8;
+  for (int piece = thread; piece < (C - rows) * kPieces; piece += kThreads) {
+    const int token = rows + piece / kPieces, column = piece % kPieces * 8;
+    char* at = column < K ? k + ptx::tile_byte(C, token, column) : v + ptx::tile_byte(C, token, column - K);
+    *reinterpret_cast<uint4*>(at) = uint4{0, 0, 0, 0};
+  }
+  ptx::fence_async_shared();
+  ptx::group_sync<2, kThreads>();
+}
+
+// O^T [64 value channels of this warpgroup, 64 tokens] times `factor` to rows of tokens, and out: 128 bytes of a token for 8
+// threads.
+template <bool bf16>
+__device__ __forceinline__ void store_rows(const Engine& e, const Walk& w, int h, int group, int chunk, int rows,
+                                           const float (&O)[32], float factor, char* tile) {
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  const uint32_t o = ptx::shared_address(tile);
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    const int token = 8 * (j + lane / 16) + lane % 8, channel = 16 * warp + lane / 8 % 2 * 8;
+    const float* x = O + 4 * j;
+    ptx::store_matrices_transposed(o + ptx::tile_byte(C, token, channel), ptx::pack<bf16>(x[0] * factor, x[1] * factor),
+                                   ptx::pack<bf16>(x[2] * factor, x[3] * factor), ptx::pack<bf16>(x[4] * factor, x[5] * factor),
+                                   ptx::pack<bf16>(x[6] * factor, x[7] * factor));
+  }
+  group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
+  auto* to = static_cast<uint16_t*>(const_cast<void*>(e.out.data));
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int token = 16 * j + thread / 8, channel = thread % 8 * 8;
+    if (token >= rows) continue;
+    const uint4 x = *reinterpret_cast<const uint4*>(tile + ptx::tile_byte(C, token, channel));
+    const int64_t t = w.begin + static_cast<int64_t>(chunk) * C + token;
+    *reinterpret_cast<uint4*>(to + row_of(e.out, w.b, t, h) + group * 64 + channel) = x;
+  }
+  group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
+}
+
+template <bool bf16, int K, int V, bool decays>
+__device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int segment, Shared<K, V>& s) {
+  const Engine& e = tile.e;
+  const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  const int row = group * 64 + warp * 16 + lane / 4;  // of S^T: this value channel and the one 8 below
+  const bool reads = tile.phase != 1;
+  constexpr int kState = K / 2;
+  float S[kState];
+
+  // Elements of a state [K, V]: j-th register of this thread.
+  const auto element = [&](const States& states, int j) -> float& {
+    const int channel = j / 4 * 8 + lane % 4 * 2 + (j & 1), value = row + (j & 2) * 4;
+    return states.data[n * states.stride_n + h * states.stride_h + channel * states.stride_row + value * states.stride_column];
+  };
+  const auto saved = [&](int number) { return tile.states + ((number * e.N + n) * e.H + h) * K * V + group * 64 * K + thread; };
+  if (segment > 0 && tile.phase == 2) {
+#pragma unroll
+    for (int j = 0; j < kState; ++j) S[j] = saved(segment - 1)[128 * j];
+  } else {
+    const bool given = e.initial.data != nullptr && w.starts;
+#pragma unroll
+    for (int j = 0; j < kState; ++j) S[j] = given ? e.in_factor * element(e.initial, j) : 0;
+  }
+
+  float all = 1;  // phase 1: the product of the chunks' decays
+  for (int i = 0; i < w.count; ++i) {
+    const int stage = i % kStages, slot = i % 2, chunk = e.reverse ? w.first - i : w.first + i;
+    const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
+    const Gates& gates = s.gates[slot];
+    const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
+    const uint32_t v = ptx::shared_address(s.v[stage]) + group * kPanel, p = ptx::shared_address(s.p[slot]);
+
+    // S^T as operand. f16: each row in units of a power of two.
+    float O[32], units[2] = {1, 1};
+    uint32_t A[kState / 2];
+    if (reads) {
+      if constexpr (!bf16) {
+        float largest[2] = {};
+#pragma unroll
+        for (int j = 0; j < kState; ++j) largest[j / 2 % 2] = fmaxf(largest[j / 2 % 2], fabsf(S[j]));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          for (int step = 1; step < 4; step *= 2) {
+            largest[half] = fmaxf(largest[half], __shfl_xor_sync(0xffffffff, largest[half], step));
+          }
+          if (largest[half] > 0x1p14f) units[half] = exp2f(fminf(ceilf(log2f(largest[half])) - 14, 100));
+        }
+      }
+      const float down[2] = {1 / units[0], 1 / units[1]};
+#pragma unroll
+      for (int j = 0; j < kState; j += 2) {
+        const float factor = bf16 ? 1 : down[j / 2 % 2];
+        A[j / 2] = ptx::pack<bf16>(S[j] * factor, S[j + 1] * factor);
+      }
+    }
+    ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
+    if (reads) {
+      ptx::hold(A);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int kk = 0; kk < K / 16; ++kk) {
+        ptx::wgmma<bf16, false>(O, A + 4 * kk, ptx::descriptor_k_major(q, C, kk), kk > 0);
+      }
+      ptx::wgmma_commit();
+    }
+    if (rows < C) clear_rows<K, V>(s.k[stage], s.v[stage], rows, group * 128 + thread);
+    // V^T as operand, times the decays: 16 tokens x this warp's 16 channels at a time.
+    ptx::barrier_wait(&s.p_full[slot], (i / 2) & 1);
+    uint32_t values[4][4];
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) {
+      const int token = 16 * kk + lane / 16 * 8 + lane % 8, channel = 16 * warp + lane / 8 % 2 * 8;
+      ptx::load_matrices_transposed(values[kk], v + ptx::tile_byte(C, token, channel));
+      if constexpr (decays) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float2 factor = *reinterpret_cast<const float2*>(&gates.write[16 * kk + j / 2 * 8 + lane % 4 * 2]);
+          const float2 x = ptx::unpack<bf16>(values[kk][j]);
+          values[kk][j] = ptx::pack<bf16>(x.x * factor.x, x.y * factor.y);
+        }
+      }
+    }
+    constexpr bool scaled = decays || !bf16;  // the read's sum changes before P's is added to it
+    if (scaled || !reads) {
+      ptx::wgmma_wait<0>();
+      if (reads) ptx::hold(O);
+    }
+    if (scaled && reads) {
+      const float up = bf16 ? 1 : e.scale / gates.out;  // 1 / unit of P
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        float factor = decays ? gates.read[j / 4 * 8 + lane % 4 * 2 + (j & 1)] : 1;
+        if (!bf16) factor *= up * units[j / 2 % 2];
+        O[j] *= factor;
+      }
+    }
+    if constexpr (decays) {
+      const float total = gates.total;
+      all *= total;
+#pragma unroll
+      for (int j = 0; j < kState; ++j) S[j] *= total;
+    }
+    ptx::hold(S);
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) ptx::hold(values[kk]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) {
+      ptx::wgmma<bf16, true>(S, values[kk], ptx::descriptor_mn_major(k, C, kk), true);
+    }
+    if (reads) {
+      if (scaled) ptx::hold(O);
+#pragma unroll
+      for (int kk = 0; kk < 4; ++kk) {  // V itself: from registers, or, where those hold its decayed form, from the tile
+        const uint64_t weights = ptx::descriptor_k_major(p, C, kk);
+        if constexpr (decays) {
+          ptx::wgmma_shared<bf16, true, false>(O, ptx::descriptor_mn_major(v, C, kk), weights, true);
+        } else {
+          ptx::wgmma<bf16, false>(O, values[kk], weights, true);
+        }
+      }
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::hold(S);
+    const float out = reads ? gates.out : 1;
+    ptx::barrier_arrive(&s.empty[stage]);
+    ptx::barrier_arrive(&s.p_empty[slot]);
+    if (!reads) continue;
+    ptx::hold(O);
+
+    store_rows<bf16>(e, w, h, group, chunk, rows, O, out, s.o[group]);
+  }
+
+  if (tile.phase == 1) {
+    if (w.ends || w.count == 0) return;  // nobody starts from there
+#pragma unroll
+    for (int j = 0; j < kState; ++j) saved(segment)[128 * j] = S[j];
+    if (group == 0 && thread == 0) tile.decays[(segment * e.N + n) * e.H + h] = all;
+  } else if (e.final.data != nullptr && w.ends) {
+#pragma unroll
+    for (int j = 0; j < kState; ++j) element(e.final, j) = e.out_factor * S[j];
+  }
+}
+
+template <bool bf16, int K, int V, bool decays>
+__device__ void tile_kernel(const Tile& tile) {
+  extern __shared__ char memory[];
+  static_assert(sizeof(Shared<K, V>) + 1024 <= tile_shared_bytes(K, V));
+  auto& s = *reinterpret_cast<Shared<K, V>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  const int h = blockIdx.x % tile.e.H, segment = blockIdx.y;
+  const int64_t n = blockIdx.x / tile.e.H;
+  constexpr int kGroups = V / 64, kConsumers = 128 * kGroups;
+  const bool reads = tile.phase != 1;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      ptx::barrier_init(&s.full[i], 1);
+      ptx::barrier_init(&s.empty[i], kConsumers + (reads ? 128 : 0));
+    }
+    for (int i = 0; i < 2; ++i) {
+      ptx::barrier_init(&s.p_full[i], 128);
+      ptx::barrier_init(&s.p_empty[i], kConsumers);
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  const Walk w = walk_of(tile.e, n, segment);
+  // Registers: 65536 of the multiprocessor over 512 threads of one block, or over 384 threads of one (K = 128) or two.
+  constexpr bool two = kGroups == 1 && K == 64;
+  const int role = threadIdx.x / 128;
+  if (role == 0) {
+    ptx::fewer_registers<24>();
+    if (threadIdx.x == 0) produce<K, V>(tile, w, h, s);
+  } else if (role <= kGroups) {
+    ptx::more_registers<kGroups == 2 ? 192 : two ? 136 : 240>();
+    carry<bf16, K, V, decays>(tile, w, n, h, segment, s);
+  } else {
+    if constexpr (kGroups == 2) {
+      ptx::fewer_registers<104>();
+    } else if constexpr (!two) {
+      ptx::more_registers<240>();
+    }
+    assist<bf16, K, V, decays>(tile, w, h, s);
+  }
+}
+
+}  // namespace
+
+#define LINNET_TILE(name, bf16, K, V, decays)                                               \
+  extern "C" __global__ void __launch_bounds__(tile_threads(V), V == 64 && K == 64 ? 2 : 1) \
+      name(const __grid_constant__ Tile tile) {                                             \
+    tile_kernel<bf16, K, V, decays>(tile);                                                  \
+  }
+
+}  // namespace linnet::cuda
