@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "bench/work.h"
+#include "core/cuda.h"
 #include "core/json.h"
 
 namespace linnet::bench {
@@ -16,11 +17,11 @@ constexpr int kPauseMicroseconds = 40000;
 constexpr double kReferenceFlops = 3e8;  // what the reference does in less than a second
 
 // The case as the peers' side reads it (src/bench/peers.py).
-std::string peer_json(const Work& work) {
+std::string peer_json(const Work& work, bool on_gpu) {
   const Case& c = work.what();
   JsonWriter writer;
   writer.begin_object().member("op", c.op->name).member("dtype", dtype_name(c.dtype));
-  writer.member("pass", c.backward ? "fwd+bwd" : "fwd").key("letters").begin_object();
+  writer.member("pass", c.backward ? "fwd+bwd" : "fwd").member("device", on_gpu ? "cuda" : "cpu").key("letters").begin_object();
   for (const auto& [name, value] : work.letters()) writer.member(name, value);
   writer.end_object().key("lengths").begin_object();
   for (const auto& [name, value] : c.counts) writer.member(name, value);
@@ -44,11 +45,11 @@ Status Bench::measure_error(const Case& c, Result* result) {
   Case measured = c;
   std::unique_ptr<Work> work, reference;
   if (result->flops <= kReferenceFlops) {
-    LINNET_TRY(Work::make(c, context(), &work));
+    LINNET_TRY(Work::make(c, context(), &work, settings_.device));
   } else {
     for (int64_t longest = 1024; longest >= 16; longest /= 2) {
       measured = shortened(c, longest);
-      LINNET_TRY(Work::make(measured, context(), &work));
+      LINNET_TRY(Work::make(measured, context(), &work, settings_.device));
       if (work->forward_cost().flops + work->backward_cost().flops <= kReferenceFlops) break;
     }
   }
@@ -59,10 +60,27 @@ Status Bench::measure_error(const Case& c, Result* result) {
   LINNET_TRY(Work::make(in_double, plain, &reference));
   reference->take_inputs(*work);
   LINNET_TRY(work->run());
+  if (settings_.device == Device::cuda) LINNET_TRY(work->fetch_results());
   LINNET_TRY(reference->run());
   result->error = work->error(*reference);
   if (measured.line() != c.line()) result->error_case = measured.line();
   return {};
+}
+
+// Calls enqueued one behind the other, a moment taken between them: what the GPU took for each.
+Status Bench::sample_gpu(double seconds, Work* work, std::vector<double>* samples) const {
+  constexpr int kBatch = 20;
+  LINNET_TRY(cuda::synchronize());
+  for (const double end = now() + seconds; now() < end;) {
+    cuda::Event moments[kBatch + 1];
+    moments[0].record();
+    for (int i = 0; i < kBatch; ++i) {
+      LINNET_TRY(work->run());
+      moments[i + 1].record();
+    }
+    for (int i = 1; i < kBatch; ++i) samples->push_back(moments[i + 1].seconds_since(moments[i]));  // the first waits for us
+  }
+  return cuda::synchronize();
 }
 
 Status Bench::measure(const Case& c, Result* result) {
@@ -70,20 +88,29 @@ Status Bench::measure(const Case& c, Result* result) {
   std::vector<double> ours, theirs;
   {
     std::unique_ptr<Work> work;
-    LINNET_TRY(Work::make(c, context(), &work));
+    const bool on_gpu = settings_.device == Device::cuda;
+    LINNET_TRY(Work::make(c, context(), &work, settings_.device));
     result->impl = work->impl();
     result->flops = work->forward_cost().flops + work->backward_cost().flops;
     result->bytes = work->forward_cost().bytes + work->backward_cost().bytes;
     result->tensor_bytes = work->tensor_bytes();
     result->workspace_bytes = work->workspace_bytes();
     LINNET_TRY(ceilings_.choose(result->impl));
-    if (settings_.peer != nullptr) LINNET_TRY(settings_.peer->open(peer_json(*work), &result->peer_name));
+    if (settings_.peer != nullptr) LINNET_TRY(settings_.peer->open(peer_json(*work, on_gpu), &result->peer_name));
     LINNET_TRY(work->run());  // checks the call, touches the caches
     for (int round = 0; round < settings_.rounds; ++round) {
       const double slice = settings_.seconds / settings_.rounds;
       if (!result->peer_name.empty()) {
         LINNET_TRY(settings_.peer->round(slice, &theirs));
         usleep(kPauseMicroseconds);
+      }
+      if (on_gpu) {
+        LINNET_TRY(gpu_.measure(c.dtype));
+        result->fma_ceiling = gpu_.flops(c.dtype);
+        result->update_ceiling = gpu_.bytes();
+        LINNET_TRY(work->run());
+        LINNET_TRY(sample_gpu(slice, work.get(), &ours));
+        continue;
       }
       result->fma_ceiling = ceilings_.flops(c.dtype);
       result->update_ceiling = std::max(result->update_ceiling, ceilings_.bytes(result->tensor_bytes));

@@ -8,6 +8,7 @@
 #include "bench/ceiling.h"
 #include "bench/peer.h"
 #include "bench/timing.h"
+#include "bench/work.h"
 #include "core/executor.h"
 
 namespace linnet::bench {
@@ -31,6 +32,7 @@ struct Settings {
   double seconds = 1;  // of our calls per case, about; the peer gets as much
   int rounds = 5;
   std::string impl;  // empty: the best
+  Device device = Device::cpu;
   Peer* peer = nullptr;
 };
 
@@ -41,11 +43,13 @@ class Bench {
 
  private:
   Status measure_error(const Case& c, Result* result);
+  Status sample_gpu(double seconds, Work* work, std::vector<double>* samples) const;
   Context context();
 
   Settings settings_;
   ThreadPool pool_;
   Ceilings ceilings_;
+  GpuCeilings gpu_;
 };
 
 }  // namespace linnet::bench

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/timing.h"
+#include "core/cuda.h"
 #include "simd/simd.h"
 
 namespace linnet::bench {
@@ -89,6 +90,36 @@ double Ceilings::bytes_once(int64_t part) {
     done[static_cast<size_t>(thread)] = moved;
   });
   return std::accumulate(done.begin(), done.end(), 0.0) / elapsed;
+}
+
+Status GpuCeilings::measure(Dtype dtype) {
+  constexpr int64_t kBytes = int64_t{1} << 30;
+  void *from, *to;
+  LINNET_TRY(cuda::allocate(kBytes, &from));
+  const Status second = cuda::allocate(kBytes, &to);
+  if (!second.ok()) return cuda::release(from), second;
+  const char* error = nullptr;
+  Launch launch;
+  launch.error = &error;
+  // 2^15 products 64 x 128 x 16 for each of 4 warps in f16, 2^18 multiply-adds for each of 256 threads in f32.
+  const bool matrix = dtype != Dtype::f32;
+  const int64_t blocks = int64_t{4} * cuda::multiprocessor_count();
+  const double operations = static_cast<double>(blocks) * (matrix ? 2.0 * 64 * 128 * 16 * (1 << 15) : 2.0 * 256 * (1 << 18));
+  const cuda::Kernel kernel = {"ceiling_cuda", matrix ? "products" : "multiply_adds", matrix ? 128 : 256, matrix ? 32768 : 0};
+  for (int i = 0; i < 5; ++i) {
+    cuda::Event start, middle, end;
+    start.record();
+    (void)cuda::copy_on_device(to, from, kBytes);
+    middle.record();
+    cuda::enqueue(launch, kernel, {blocks}, to);
+    end.record();
+    best_bytes_ = std::max(best_bytes_, 2.0 * kBytes / middle.seconds_since(start));
+    double& best = best_flops_[matrix ? 1 : 0];
+    best = std::max(best, operations / end.seconds_since(middle));
+  }
+  cuda::release(from);
+  cuda::release(to);
+  return error == nullptr ? Status() : impossible(std::string("bench: the GPU's ceilings: ") + error);
 }
 
 }  // namespace linnet::bench

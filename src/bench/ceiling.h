@@ -41,4 +41,15 @@ class Ceilings {
   int64_t memory_bytes_ = 0;
 };
 
+// The same of the GPU: large copies (read plus written), and products on its matrix units (16-bit) or in f32.
+class GpuCeilings {
+ public:
+  Status measure(Dtype dtype);  // again and again: the best counts
+  double flops(Dtype dtype) const { return best_flops_[dtype == Dtype::f32 ? 0 : 1]; }
+  double bytes() const { return best_bytes_; }
+
+ private:
+  double best_flops_[2] = {}, best_bytes_ = 0;
+};
+
 }  // namespace linnet::bench

@@ -26,13 +26,15 @@ class Case:
         self.lengths = message["lengths"]  # values of the tensors that count tokens
         self.dtype = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[message["dtype"]]
         self.backward = message["pass"] != "fwd"
+        self.device = message.get("device", "cpu")
 
     def __getitem__(self, letter):
         return self.letters[letter]
 
     def random(self, shape, dtype=None):
         """Normal numbers of a shape in letters: case.random("B H T K")."""
-        return torch.randn([self.letters[letter] for letter in shape.split()]).to(dtype or self.dtype)
+        size = [self.letters[letter] for letter in shape.split()]
+        return torch.randn(size, device=self.device).to(dtype or self.dtype)
 
     def default(self, *names):
         """Whether these options all have the values that switch them off."""
@@ -62,13 +64,35 @@ class Case:
 def fastest(calls):
     """Of several (name, call), the one whose better time of two is least."""
     def time_of(call):
+        call()  # compiles and tunes, where there is something to
         best = float("inf")
         for _ in range(2):
+            finish()
             start = time.perf_counter()
             call()
+            finish()
             best = min(best, time.perf_counter() - start)
         return best
     return min(calls, key=lambda named: time_of(named[1]))
+
+
+def finish():
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def gpu_round(call, seconds):
+    """Times of calls enqueued one behind the other, a moment taken between them."""
+    times, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        moments = [torch.cuda.Event(enable_timing=True) for _ in range(11)]
+        moments[0].record()
+        for moment in moments[1:]:
+            call()
+            moment.record()
+        torch.cuda.synchronize()
+        times += [earlier.elapsed_time(later) / 1e3 for earlier, later in zip(moments[1:], moments[2:])]
+    return times
 
 
 def serve(channel, threads):
@@ -94,7 +118,11 @@ def serve(channel, threads):
                 if named is not None:
                     call = named[1]
                     call()
+                    if case.device == "cuda":
+                        finish()
                 answer(name=named[0] if named is not None else "")
+            elif case.device == "cuda":
+                answer(seconds=gpu_round(call, message["round"]))
             else:
                 seconds, end = [], time.perf_counter() + message["round"]
                 while not seconds or time.perf_counter() < end:

@@ -82,9 +82,60 @@ void write_values(const View& view, int64_t first, int64_t count, const double* 
   for (int64_t i = 0; i < count; ++i) store_f64(view.data, view.dtype, first + i, values[i]);
 }
 
-Status Work::make(const Case& c, const Context& context, std::unique_ptr<Work>* work) {
-  work->reset(new Work(c, context));
-  return (*work)->prepare();
+Status Work::make(const Case& c, const Context& context, std::unique_ptr<Work>* work, Device device) {
+  work->reset(new Work(c, context, device));
+  LINNET_TRY((*work)->prepare());
+  return device == Device::cuda ? (*work)->to_device() : Status();
+}
+
+// Copies until they are several times the second-level cache of a large GPU.
+Status Work::to_device() {
+  constexpr int64_t kEnough = int64_t{256} << 20, kMost = 16;
+  const int64_t copies = std::clamp<int64_t>(kEnough / std::max<int64_t>(tensor_bytes_, 1), 1, kMost);
+  for (int64_t copy = 0; copy < copies; ++copy) {
+    Call call = call_;
+    for (const Tensor& tensor : tensors_) {
+      const int64_t bytes = tensor.view.elements() * dtype_size(tensor.view.dtype);
+      View view = tensor.view;
+      view.device = Device::cuda;
+      LINNET_TRY(cuda::allocate(bytes, &view.data));
+      device_memory_.emplace_back(view.data);
+      LINNET_TRY(cuda::copy_to_device(view.data, tensor.view.data, bytes));
+      LINNET_TRY(call.set(tensor.name, view));
+    }
+    device_calls_.push_back(call);
+  }
+  const auto choose = [&](Pass pass, const Impl** impl) {
+    return choose_impl(*case_.op, pass, context_, Device::cuda, call_.prepared_args(), impl);
+  };
+  const Impl* impl;
+  LINNET_TRY(choose(case_.backward ? Pass::backward : Pass::forward, &impl));
+  LINNET_TRY(choose(Pass::forward, &impl));
+  impl_ = impl->name;
+  workspace_bytes_ = 0;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    int64_t bytes = 0;
+    if (pass == Pass::forward || case_.backward) LINNET_TRY(device_calls_.front().workspace(pass, context_, &bytes));
+    workspace_bytes_ = std::max(workspace_bytes_, bytes);
+  }
+  void* memory;
+  LINNET_TRY(cuda::allocate(workspace_bytes_, &memory));
+  device_memory_.emplace_back(memory);
+  context_.workspace = memory;
+  context_.workspace_bytes = workspace_bytes_;
+  return {};
+}
+
+Status Work::fetch_results() {
+  LINNET_TRY(cuda::synchronize());
+  const size_t last = (turn_ + device_calls_.size() - 1) % device_calls_.size();
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const View& view = tensors_[i].view;
+    if (!tensors_[i].result) continue;
+    LINNET_TRY(cuda::copy_to_host(view.data, device_memory_[last * tensors_.size() + i].get(),
+                                  view.elements() * dtype_size(view.dtype)));
+  }
+  return {};
 }
 
 Status Work::check_memory(const TensorDecl& decl, const std::vector<int64_t>& size, Dtype dtype) const {
@@ -189,18 +240,20 @@ Status Work::prepare() {
       LINNET_TRY(add("d" + decl.name, view, true));
     }
   }
-  const Impl* impl;
-  LINNET_TRY(choose_impl(op, case_.backward ? Pass::backward : Pass::forward, context_, &impl));
-  impl_ = impl->name;
-  LINNET_TRY(call_.workspace(Pass::forward, context_, &workspace_bytes_));
-  if (case_.backward) {
-    int64_t bytes;
-    LINNET_TRY(call_.workspace(Pass::backward, context_, &bytes));
-    workspace_bytes_ = std::max(workspace_bytes_, bytes);
+  if (device_ == Device::cpu) {
+    const Impl* impl;
+    LINNET_TRY(choose_impl(op, case_.backward ? Pass::backward : Pass::forward, context_, &impl));
+    impl_ = impl->name;
+    LINNET_TRY(call_.workspace(Pass::forward, context_, &workspace_bytes_));
+    if (case_.backward) {
+      int64_t bytes;
+      LINNET_TRY(call_.workspace(Pass::backward, context_, &bytes));
+      workspace_bytes_ = std::max(workspace_bytes_, bytes);
+    }
+    workspace_ = Memory(workspace_bytes_);
+    context_.workspace = workspace_.data();
+    context_.workspace_bytes = workspace_bytes_;
   }
-  workspace_ = Memory(workspace_bytes_);
-  context_.workspace = workspace_.data();
-  context_.workspace_bytes = workspace_bytes_;
   if (op.cost != nullptr) {
     forward_cost_ = op.cost(call_.prepared_args(), call_.dims(), Pass::forward);
     if (case_.backward) backward_cost_ = op.cost(call_.prepared_args(), call_.dims(), Pass::backward);
@@ -218,6 +271,12 @@ std::vector<std::pair<std::string, int64_t>> Work::letters() const {
 }
 
 Status Work::run() {
+  if (device_ == Device::cuda) {
+    const Call& call = device_calls_[turn_];
+    turn_ = (turn_ + 1) % device_calls_.size();
+    LINNET_TRY(call.run(Pass::forward, context_));
+    return case_.backward ? call.run(Pass::backward, context_) : Status();
+  }
   for (Tensor& tensor : tensors_) {
     if (!tensor.counts.empty()) std::memcpy(tensor.view.data, tensor.counts.data(), tensor.counts.size() * sizeof(int64_t));
   }

@@ -13,6 +13,7 @@
 
 #include "bench/cases.h"
 #include "core/call.h"
+#include "core/cuda.h"
 
 namespace linnet::bench {
 
@@ -33,7 +34,8 @@ class Memory {
 class Work {
  public:
   // Draws the inputs at random, the same for the same case.
-  static Status make(const Case& c, const Context& context, std::unique_ptr<Work>* work);
+  static Status make(const Case& c, const Context& context, std::unique_ptr<Work>* work, Device device = Device::cpu);
+  // On a GPU it is enqueued only; the tensors are those of one of several copies in turn, so that no cache holds them.
   Status run();
 
   const Case& what() const { return case_; }
@@ -49,6 +51,8 @@ class Work {
   void take_inputs(const Work& other);
   // The largest RMS error / RMS reference among outputs and gradients, `reference` being the same work done in double.
   double error(const Work& reference) const;
+  // GPU: the results of the last run, for error(); waits for it.
+  Status fetch_results();
 
  private:
   struct Tensor {
@@ -58,8 +62,13 @@ class Work {
     bool result = false;
     std::vector<int64_t> counts;  // of an index tensor that the operator changes: put back before each call
   };
-  Work(const Case& c, const Context& context) : case_(c), context_(context), call_(*c.op) {}
+  struct Free {
+    void operator()(void* p) const { cuda::release(p); }
+  };
+  using DeviceMemory = std::unique_ptr<void, Free>;
+  Work(const Case& c, const Context& context, Device device) : case_(c), context_(context), device_(device), call_(*c.op) {}
   Status prepare();
+  Status to_device();
   Status add(const std::string& name, View view, bool result);
   Status add_input(const TensorDecl& decl, const Dims& dims);
   Status fill_index(const TensorDecl& decl, Tensor* tensor);
@@ -67,12 +76,16 @@ class Work {
 
   Case case_;
   Context context_;
+  Device device_;
   Call call_;
   std::string impl_;
   std::vector<Tensor> tensors_;
   Memory workspace_;
   Cost forward_cost_, backward_cost_;
   int64_t tensor_bytes_ = 0, workspace_bytes_ = 0;
+  std::vector<Call> device_calls_;           // one for each copy
+  std::vector<DeviceMemory> device_memory_;  // of copy c, tensor i: [c * tensors + i]; the workspace behind them
+  size_t turn_ = 0;
 };
 
 // Elements [first, first + count) of a dense tensor as double.

@@ -123,7 +123,11 @@ Status run_case(const Case& c, Result* result) {
   result->what = to_text(c);
   Problem problem;
   LINNET_TRY(make_problem(c, &problem));
-  return check_problem(problem, {.impl = c.impl, .threads = c.threads, .strided = c.strided, .seed = c.seed}, result);
+  Setting setting = {.impl = c.impl, .threads = c.threads, .strided = c.strided, .seed = c.seed};
+  for (const Impl& impl : c.op->impls) {
+    if (impl.name == c.impl) setting.device = impl.device;
+  }
+  return check_problem(problem, setting, result);
 }
 
 Status run_line(std::string_view line, Result* result) {

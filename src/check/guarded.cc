@@ -1,8 +1,10 @@
 #include "check/guarded.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
+#include "core/cuda.h"
 #include "core/half.h"
 
 namespace linnet::check {
@@ -89,6 +91,40 @@ std::string Guarded::damage(bool may_write) const {
   const auto place = std::mismatch(now.begin(), now.end(), before_.begin()).first - now.begin();
   return "was written outside of its elements, " + std::to_string(std::abs(place - start)) + " bytes " +
          (place < start ? "before" : "after") + " its first one";
+}
+
+DeviceMemory::~DeviceMemory() { cuda::release(data_); }
+Status DeviceMemory::allocate(int64_t bytes) {
+  cuda::release(data_);
+  data_ = nullptr;
+  return cuda::allocate(bytes, &data_);
+}
+
+// Memory of the GPU is aligned to 256 bytes, memory_ is not: 64 more, so that the tensor keeps its place in a cache line.
+static std::ptrdiff_t shift_of(const std::vector<unsigned char>& memory) {
+  return static_cast<std::ptrdiff_t>(reinterpret_cast<uintptr_t>(memory.data()) % 64);
+}
+
+Status Guarded::to_device(View* view) {
+  const auto bytes = static_cast<int64_t>(memory_.size());
+  if (device_.data() == nullptr) LINNET_TRY(device_.allocate(bytes + 64));
+  *view = view_;
+  view->device = Device::cuda;
+  view->data = device_.data() + shift_of(memory_) + (static_cast<unsigned char*>(view_.data) - memory_.data());
+  return cuda::copy_to_device(device_.data() + shift_of(memory_), memory_.data(), bytes);
+}
+Status Guarded::from_device() {
+  return cuda::copy_to_host(memory_.data(), device_.data() + shift_of(memory_), static_cast<int64_t>(memory_.size()));
+}
+
+Status GuardedBytes::to_device(void** data) {
+  const auto bytes = static_cast<int64_t>(memory_.size());
+  LINNET_TRY(device_.allocate(bytes));
+  *data = device_.data() + kCanary;
+  return cuda::copy_to_device(device_.data(), memory_.data(), bytes);
+}
+Status GuardedBytes::from_device() {
+  return cuda::copy_to_host(memory_.data(), device_.data(), static_cast<int64_t>(memory_.size()));
 }
 
 GuardedBytes::GuardedBytes(int64_t bytes) : memory_(static_cast<size_t>(bytes + 2 * kCanary), kNan) {

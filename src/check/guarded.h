@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check/random.h"
+#include "core/status.h"
 #include "core/view.h"
 
 namespace linnet::check {
@@ -17,6 +19,23 @@ enum class Layout {
   dense,
   padded,      // rows and heads cut out of a wider tensor: every dimension but the first has room in front and behind
   transposed,  // the two dimensions before the last are exchanged in memory, as in [B, H, T, D]
+};
+
+// Memory on the GPU that goes with its owner.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  ~DeviceMemory();
+  DeviceMemory(DeviceMemory&& other) noexcept : data_(other.data_) { other.data_ = nullptr; }
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  Status allocate(int64_t bytes);
+  char* data() const { return static_cast<char*>(data_); }
+
+ private:
+  void* data_ = nullptr;
 };
 
 class Guarded {
@@ -34,8 +53,13 @@ class Guarded {
   // nothing.
   std::string damage(bool may_write) const;
 
+  // The same memory on the GPU, what lies around the tensor included; `view` is the tensor there.
+  Status to_device(View* view);
+  Status from_device();
+
  private:
   View view_;
+  DeviceMemory device_;
   std::vector<unsigned char> memory_, before_;
 };
 
@@ -45,8 +69,11 @@ class GuardedBytes {
   explicit GuardedBytes(int64_t bytes);
   void* data() { return memory_.data() + kCanary; }
   bool intact() const;
+  Status to_device(void** data);
+  Status from_device();
 
  private:
+  DeviceMemory device_;
   static constexpr int64_t kCanary = 65536;  // wide: an overrun is told, and rarely reaches the memory of others
   std::vector<unsigned char> memory_;
 };

@@ -11,6 +11,7 @@
 
 #include "check/guarded.h"
 #include "check/random.h"
+#include "core/cuda.h"
 #include "core/half.h"
 
 namespace linnet::check {
@@ -437,6 +438,15 @@ Status accepts(const Case& c, Cost* cost) {
   Problem problem;
   Maker maker(c, &problem);
   LINNET_TRY(maker.outline());
+  for (const Impl& impl : c.op->impls) {
+    if (impl.name != c.impl || impl.refuses == nullptr) continue;
+    const void* args = maker.call().prepared_args();
+    const char* reason = impl.refuses(args, Pass::forward);
+    if (reason == nullptr && c.backward) {
+      reason = impl.backward == nullptr ? "there is no backward" : impl.refuses(args, Pass::backward);
+    }
+    if (reason != nullptr) return impossible(c.op->name + ": implementation " + impl.name + " cannot run: " + reason);
+  }
   *cost = {};
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     if (c.op->cost == nullptr || (pass == Pass::backward && !c.backward)) continue;
@@ -474,13 +484,27 @@ Status execute(const Problem& problem, const Setting& setting, Execution* execut
                            .impl = setting.impl.empty() ? nullptr : setting.impl.c_str()};
   const auto run = [&](Pass pass, const std::vector<std::string>& written) {
     int64_t bytes;
+    const bool on_gpu = setting.device == Device::cuda;
+    for (auto& [name, tensor] : tensors) {
+      tensor.remember();
+      View view;
+      if (!on_gpu) continue;
+      LINNET_TRY(tensor.to_device(&view));
+      LINNET_TRY(call.set(name, view));
+    }
     LINNET_TRY(call.workspace(pass, context, &bytes));
     GuardedBytes workspace(bytes);
     Context with_memory = context;
     with_memory.workspace = workspace.data();
     with_memory.workspace_bytes = bytes;
-    for (auto& [name, tensor] : tensors) tensor.remember();
+    if (on_gpu) LINNET_TRY(workspace.to_device(&with_memory.workspace));
     LINNET_TRY(call.run(pass, with_memory));
+    if (on_gpu) {
+      LINNET_TRY(cuda::synchronize());
+      LINNET_TRY(workspace.from_device());
+      for (auto& [name, tensor] : tensors) LINNET_TRY(tensor.from_device());
+      LINNET_TRY(call.prepare());
+    }
     const std::string where = pass == Pass::forward ? "forward: " : "backward: ";
     if (!workspace.intact()) execution->faults.push_back(where + "the workspace was written outside of its bytes");
     for (const auto& [name, tensor] : tensors) {
@@ -508,7 +532,7 @@ Status execute(const Problem& problem, const Setting& setting, Execution* execut
   }
   for (const std::string& name : problem.outputs) LINNET_TRY(ask(name));
   const Impl* impl;
-  LINNET_TRY(choose_impl(op, Pass::forward, context, &impl));
+  LINNET_TRY(choose_impl(op, Pass::forward, context, setting.device, call.prepared_args(), &impl));
   execution->impl = impl->name;
   LINNET_TRY(run(Pass::forward, written));
   if (problem.gradients.empty()) return {};

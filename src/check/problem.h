@@ -49,10 +49,11 @@ struct Setting {
   // The backward of the reference reads these results of the forward instead of its own: what an implementation saves is
   // rounded to its dtype, and that alone can cost more than the gate (one visible key: a gradient that cancels but for `out`).
   const std::vector<Array>* saved = nullptr;
-  std::string impl;  // empty: the best
+  std::string impl;  // empty: the best on the device
   int threads = 1;
   bool strided = false;
   uint64_t seed = 1;  // of the strides
+  Device device = Device::cpu;
 };
 
 struct Execution {

@@ -216,7 +216,8 @@ Status sample_case(const Op& op, Random& random, const Sampling& sampling, Case*
     const char* text = std::getenv("LINNET_IMPL");
     const bool forced = text != nullptr && *text != '\0';
     for (const Impl& impl : op.impls) {
-      const bool lesser = !forced && &impl < best && impl.missing().empty() && (impl.name != "ref" || random.chance(0.05));
+      const bool here = impl.device == Device::cpu && impl.missing().empty();
+      const bool lesser = !forced && &impl < best && here && (impl.name != "ref" || random.chance(0.05));
       if (&impl == best || lesser) impls.push_back(impl.name);
     }
   }

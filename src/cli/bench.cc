@@ -8,6 +8,7 @@
 #include "bench/machine.h"
 #include "cli/command.h"
 #include "cli/print.h"
+#include "core/cuda.h"
 #include "core/json.h"
 #include "report/text.h"
 
@@ -66,8 +67,9 @@ Status wanted_cases(const Arguments& args, std::vector<Case>* cases) {
     }
     return {};
   }
+  const bool on_gpu = args.text("device", "cpu") == "cuda";
   for (const Op* op : ops) {
-    for (const std::string& line : op->benchmarks) {
+    for (const std::string& line : on_gpu ? op->gpu_benchmarks : op->benchmarks) {
       std::vector<Case> declared;
       LINNET_TRY(bench::parse_cases(*op, line, &declared));
       for (Case& c : declared) {
@@ -84,11 +86,18 @@ Status read_arguments(const Arguments& args, Wanted* wanted) {
   LINNET_TRY(wanted_cases(args, &wanted->cases));
   bench::Settings& settings = wanted->settings;
   settings.impl = args.text("impl");
+  const std::string device = args.text("device", "cpu");
+  if (device == "cuda") {
+    settings.device = Device::cuda;
+    if (const std::string reason = cuda::missing(); !reason.empty()) return impossible("bench: " + reason);
+  } else if (device != "cpu") {
+    return bad_input("bench: --device is '" + device + "', expected cpu or cuda");
+  }
   for (const Case& c : wanted->cases) {
     const Impl* impl;
     Context context;
     context.impl = settings.impl.empty() ? nullptr : settings.impl.c_str();
-    LINNET_TRY(choose_impl(*c.op, c.backward ? Pass::backward : Pass::forward, context, &impl));
+    LINNET_TRY(choose_impl(*c.op, c.backward ? Pass::backward : Pass::forward, context, settings.device, nullptr, &impl));
   }
   if (args.has("quick")) settings.seconds = 0.1, settings.rounds = 3;
   LINNET_TRY(args.real("time", 0.001, 3600, &settings.seconds));
@@ -193,8 +202,9 @@ int bench_main(const Arguments& args) {
   const bool json = args.has("json"), markdown = args.has("markdown"), peers = peer != nullptr;
   Isa isa;
   if (const Status status = isa_choice(&isa); !status.ok()) return fail(status);
-  const std::string heading = machine.cpu + ", " + std::to_string(machine.cores) + " cores (" + machine.caches + "), " +
-                              isa_name(isa) + ", " + std::to_string(wanted.threads) +
+  const bool on_gpu = wanted.settings.device == Device::cuda;
+  const std::string heading = (on_gpu ? cuda::device_name() + "; " : "") + machine.cpu + ", " + std::to_string(machine.cores) +
+                              " cores (" + machine.caches + "), " + isa_name(isa) + ", " + std::to_string(wanted.threads) +
                               (wanted.threads == 1 ? " thread" : " threads") + "; " + bench::today() + ", commit " +
                               bench::commit() + (peers ? ", " + peer->version() : "");
   if (!json) std::printf("%s\n\n", heading.c_str());
@@ -264,6 +274,7 @@ const Command& bench_command() {
           "threads,\n"
           "in a Python found by --python, LINNET_PYTHON, beside this program, in .venv of the checkout, or python3.",
       .options = {{"case", "LINE", "a case instead of the declared ones; may be given several times"},
+                  {"device", "NAME", "cpu or cuda: where the tensors lie (default cpu)"},
                   {"dtype", "NAME", "only cases of this type: f64, f32, bf16, f16"},
                   {"impl", "NAME", "an implementation instead of the best one (linnet info OP)"},
                   {"json", "", "print JSON"},

@@ -11,6 +11,7 @@
 #include "check/vectors.h"
 #include "cli/command.h"
 #include "cli/print.h"
+#include "core/cuda.h"
 #include "core/executor.h"
 #include "core/json.h"
 
@@ -31,7 +32,8 @@ struct Plan {
   std::vector<std::string> files, cases;
   std::vector<Dtype> dtypes;
   std::string impl;  // a name, or all; empty: the best for files, all for random cases
-  int threads = 0;   // 0: all cores for files, drawn for random cases
+  Device device = Device::cpu;
+  int threads = 0;  // 0: all cores for files, drawn for random cases
   bool forward = true, backward = true, json = false, verbose = false;
   int64_t random = 0, seed = 1;
 };
@@ -199,9 +201,10 @@ Status read_targets(const Arguments& args, Plan* plan) {
 
 // The implementations of an operator that --impl asks for; none when it has no such one. One that exists and cannot run here is
 // named, so that running it says why.
-std::vector<std::string> impls_of(const Op& op, const std::string& wanted) {
+std::vector<std::string> impls_of(const Op& op, const std::string& wanted, Device device) {
   std::vector<std::string> names;
   for (const Impl& impl : op.impls) {
+    if (impl.device != device) continue;
     if (impl.name == wanted || (wanted == "all" && impl.missing().empty())) names.push_back(impl.name);
   }
   return names;
@@ -214,16 +217,22 @@ Status read_impl(const Arguments& args, Plan* plan) {
   bool known = false;
   for (const Op* op : all_ops()) {
     for (const Impl& impl : op->impls) names.push_back(impl.name);
-    known |= !impls_of(*op, plan->impl).empty();
+    known |= !impls_of(*op, plan->impl, plan->device).empty();
   }
   if (known) return {};
-  return bad_input("check: no operator has an implementation '" + plan->impl + "'" + did_you_mean(plan->impl, names));
+  const std::string where = plan->device == Device::cuda ? " on a CUDA device" : "";
+  return bad_input("check: no operator has an implementation '" + plan->impl + "'" + where + did_you_mean(plan->impl, names));
 }
 
 Status read_plan(const Arguments& args, Plan* plan) {
   const std::string device = args.text("device", "cpu");
-  if (device == "cuda") return impossible("check: this build has no CUDA kernels; --device cpu checks the CPU's");
-  if (device != "cpu") return bad_input("check: --device is '" + device + "', expected cpu or cuda");
+  if (device == "cuda") {
+    plan->device = Device::cuda;
+    if (const std::string reason = cuda::missing(); !reason.empty()) {
+      return impossible("check: " + reason + "; --device cpu checks the CPU's kernels");
+    }
+  } else if (device != "cpu")
+    return bad_input("check: --device is '" + device + "', expected cpu or cuda");
   LINNET_TRY(read_targets(args, plan));
   LINNET_TRY(read_impl(args, plan));
   int dtype = 0, pass = 0;
@@ -278,13 +287,21 @@ void check_files(const Plan& plan, Report* report) {
     }
     if (!plan.backward) file.problem.gradients.clear();
     const Op& op = *file.problem.op;
-    const std::vector<std::string> impls = plan.impl.empty() ? std::vector<std::string>{""} : impls_of(op, plan.impl);
-    if (impls.empty()) report->skip(file.name, op.name + " has no implementation " + plan.impl);
+    const bool on_gpu = plan.device == Device::cuda;
+    const std::vector<std::string> impls = plan.impl.empty() && !on_gpu
+                                               ? std::vector<std::string>{""}
+                                               : impls_of(op, plan.impl.empty() ? "all" : plan.impl, plan.device);
+    if (impls.empty()) report->skip(file.name, op.name + " has no implementation " + (on_gpu ? "on a CUDA device" : plan.impl));
     for (const std::string& impl : impls) {
       for (const Dtype dtype : plan.dtypes) {
         Result result;
         const int threads = plan.threads > 0 ? plan.threads : default_executor().workers();
-        const Status ran = check::run_vectors(file, dtype, {.impl = impl, .threads = threads}, &result);
+        const check::Setting setting = {.impl = impl, .threads = threads, .device = plan.device};
+        const Status ran = check::run_vectors(file, dtype, setting, &result);
+        if (on_gpu && ran.code() == Code::impossible) {  // what its kernels do not take
+          report->skip(file.name, ran.message());
+          continue;
+        }
         if (!ran.ok()) {
           report->refuse(ran);
           break;
@@ -334,11 +351,14 @@ void check_random(const Plan& plan, Report* report) {
   std::vector<const Op*> ops = plan.ops;
   if (!plan.forward) std::erase_if(ops, [](const Op* op) { return !op->differentiable(); });
   if (ops.empty()) return report->refuse(bad_input("check: --pass bwd, but none of the operators has a backward"));
-  for (size_t i = 0; i < ops.size() && !plan.impl.empty();) {
-    if (!impls_of(*ops[i], plan.impl).empty()) {
+  const bool on_gpu = plan.device == Device::cuda;
+  const std::string wanted = on_gpu && plan.impl.empty() ? "all" : plan.impl;
+  if (on_gpu) std::erase(sampling.dtypes, Dtype::f64);
+  for (size_t i = 0; i < ops.size() && !wanted.empty();) {
+    if (!impls_of(*ops[i], wanted, plan.device).empty()) {
       ++i;
     } else {
-      report->skip(ops[i]->name, "it has no implementation " + plan.impl);
+      report->skip(ops[i]->name, "it has no implementation " + (on_gpu ? "on a CUDA device" : wanted));
       ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
@@ -356,7 +376,7 @@ void check_random(const Plan& plan, Report* report) {
     Case c;
     Result result;
     const Op& op = draw_op(ops, random);
-    sampling.impls = impls_of(op, plan.impl);
+    sampling.impls = impls_of(op, wanted, plan.device);
     Status status = check::sample_case(op, random, sampling, &c);
     if (status.ok() && plan.verbose && !plan.json) {  // before it runs: a case that kills the process is the last line
       progress.clear();
@@ -414,7 +434,7 @@ const Command& check_command() {
           "seed=7'\n\n"
           "A failing random case prints the line that reproduces it. docs/command.md describes such lines.",
       .options = {{"dtype", "TYPE", "all, f64, f32, bf16 or f16 (default all)"},
-                  {"device", "NAME", "cpu or cuda (default cpu)"},
+                  {"device", "NAME", "cpu or cuda: which kernels to check (default cpu)"},
                   {"impl", "NAME", "an implementation, or all that run here (default: the best; random cases: all)"},
                   {"threads", "N", "threads (default: all cores; random cases: 1 to 16)"},
                   {"pass", "PASS", "fwd, bwd or all (default all)"},

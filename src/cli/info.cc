@@ -126,7 +126,8 @@ void print_text(const Op& op, const Impl& chosen) {
   Table table({{"implementations"}, {"passes"}, {"here"}});
   for (const Impl& impl : op.impls) {
     const std::string reason = impl.missing();
-    const std::string here = &impl == &chosen ? "chosen" : reason.empty() ? "usable" : "no: " + reason;
+    const std::string usable = impl.device == Device::cuda ? "chosen for CUDA tensors" : "usable";
+    const std::string here = &impl == &chosen ? "chosen" : reason.empty() ? usable : "no: " + reason;
     table.row({"  " + impl.name, impl.backward == nullptr ? "fwd" : "fwd bwd", here});
   }
   table.print(stdout);
@@ -140,7 +141,7 @@ void print_text(const Op& op, const Impl& chosen) {
     std::printf("  the last usable one is chosen; LINNET_ISA=portable|avx2|avx512 limits the instruction set,\n");
     std::printf("  LINNET_IMPL=%s:%s forces an implementation\n", op.name.c_str(), op.impls.front().name.c_str());
   }
-  std::printf("  CUDA: this build has no CUDA kernels\n");
+  if (!has_impl_on(op, Device::cuda)) std::printf("  CUDA tensors: %s has no CUDA kernels\n", op.name.c_str());
   if (!op.decode.empty()) std::printf("\nlinnet info %s: the same, continued token by token\n", op.decode.c_str());
 }
 

@@ -3,6 +3,7 @@
 
 #include "cli/command.h"
 #include "cli/print.h"
+#include "core/cuda.h"
 #include "core/executor.h"
 #include "core/isa.h"
 #include "core/json.h"
@@ -45,7 +46,8 @@ int list_main(const Arguments& args) {
     return kDone;
   }
   table.print(stdout);
-  std::printf("\nCPU: %s, %d threads; CUDA: this build has no CUDA kernels\n", isa_name(isa), default_executor().workers());
+  std::printf("\nCPU: %s, %d threads; CUDA: %s\n", isa_name(isa), default_executor().workers(),
+              cuda::missing().empty() ? cuda::device_name().c_str() : cuda::missing().c_str());
   return kDone;
 }
 
