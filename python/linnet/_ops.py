@@ -14,10 +14,13 @@ def on_request(output):
     return output["optional"] and not output["saved"]
 
 
-def _check_device(name, inputs, tensors):
-    for decl, tensor in zip(inputs, tensors):
-        if tensor is not None and tensor.device.type not in ("cpu", "meta"):
-            raise RuntimeError(f"{name}: {decl['name']} is on {tensor.device}; this build has no CUDA kernels")
+def _check_device(declaration, tensors):
+    name = declaration["name"]
+    has_cuda = any(each["name"] == "cuda" for each in declaration["implementations"])
+    for decl, tensor in zip(declaration["inputs"], tensors):
+        if tensor is None or tensor.device.type in ("cpu", "meta") or (tensor.device.type == "cuda" and has_cuda):
+            continue
+        raise RuntimeError(f"{name}: {decl['name']} is on {tensor.device}; {name} has no CUDA kernels")
 
 
 def _options(declaration, keywords):
@@ -28,7 +31,7 @@ def _register_fake(declaration):
     name, inputs, outputs = declaration["name"], declaration["inputs"], declaration["outputs"]
 
     def fake(*tensors, **keywords):
-        _check_device(name, inputs, tensors)
+        _check_device(declaration, tensors)
         tensors += (None,) * (len(inputs) - len(tensors))
         shapes = Shapes(declaration, tensors, _options(declaration, keywords))
         results = [
@@ -52,7 +55,7 @@ def _register_backward(declaration):
 
     def fake(*tensors, wanted, **keywords):
         given = tensors[len(received) : len(received) + len(inputs)]
-        _check_device(name, inputs, given)
+        _check_device(declaration, given)
         first = given[0]
         gradients = []
         for i, want in zip(differentiable, wanted):
@@ -131,7 +134,10 @@ def _register_vmap(name, inputs):
 
 def autocast(*tensors):
     """Under torch.autocast what the operator reads in the type of the call is cast, as for scaled_dot_product_attention."""
-    target = torch.get_autocast_dtype("cpu")
+    device = next(t.device.type for t in tensors if t is not None)
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    target = torch.get_autocast_dtype(device)
     return [t.to(target) if t is not None and t.dtype in (torch.float32, torch.float16, torch.bfloat16) else t for t in tensors]
 
 
@@ -188,7 +194,7 @@ def _source(declaration):
     body = []
     if declaration["differentiable"]:
         cast = ", ".join(decl["name"] for decl in inputs if decl["element"] == "io" and not decl["mutated"])
-        body += ['if torch.is_autocast_enabled("cpu"):', f"    {cast}, = autocast({cast})"]
+        body += ['if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):', f"    {cast}, = autocast({cast})"]
     else:
         body.append(f"refuse_gradient({name!r}, {', '.join(names)})")
     keywords = [option["name"] for option in declaration["options"]]

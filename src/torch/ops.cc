@@ -2,6 +2,7 @@
 // one binary serves every torch from 2.11 on. One function serves all of them; nothing here knows an operator.
 //
 // Autograd and fake kernels are registered by the Python package, since the stable ABI has neither.
+#include <dlfcn.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -83,11 +84,27 @@ int32_t torch_dtype(Dtype dtype) {
   return aoti_torch_dtype_uint8();
 }
 
-Tensor empty(const View& view) {
+// Where the tensors of a call lie: -1 on the CPU, else the number of the CUDA device.
+Tensor empty(const View& view, int32_t gpu) {
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(view.rank, view.size, view.stride, torch_dtype(view.dtype),
-                                                  aoti_torch_device_type_cpu(), 0, &handle));
+  const int32_t type = gpu < 0 ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(view.rank, view.size, view.stride, torch_dtype(view.dtype), type, gpu < 0 ? 0 : gpu, &handle));
   return Tensor(handle);
+}
+
+// torch's current stream. The function that tells it is in the CUDA half of torch, which a torch for CPUs does not have: it is
+// looked for in the library that is already loaded.
+void* current_stream(int32_t gpu) {
+  using Function = AOTITorchError (*)(int32_t, void**);
+  static const auto function = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
+  }();
+  if (function == nullptr) throw std::runtime_error("linnet: this torch does not tell its current CUDA stream");
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(function(gpu, &stream));
+  return stream;
 }
 
 // torch's arguments of one call, taken off the stack one after the other. Every value is owned from then on.
@@ -167,9 +184,18 @@ class TorchCall {
                                std::to_string(kMaxRank));
     }
     View view;
-    if (!tensor.is_cpu()) {
+    if (tensor.is_cuda()) {
       view.device = Device::cuda;
-    } else if (!broadcast && !mutated && rank > 0 && tensor.size(rank - 1) > 1 && tensor.stride(rank - 1) != 1) {
+      const auto number = static_cast<int32_t>(tensor.get_device_index());
+      if (gpu_ >= 0 && gpu_ != number) {
+        throw std::runtime_error(op_.name + ": " + name + " is on cuda:" + std::to_string(number) +
+                                 ", expected cuda:" + std::to_string(gpu_) + " (same as " + op_.inputs.front().name + ")");
+      }
+      gpu_ = number;
+    } else if (!tensor.is_cpu()) {
+      throw std::runtime_error(op_.name + ": " + name + " is neither on the CPU nor on a CUDA device");
+    }
+    if (!broadcast && !mutated && rank > 0 && tensor.size(rank - 1) > 1 && tensor.stride(rank - 1) != 1) {
       tensor = torch::stable::contiguous(tensor);
     }
     view.data = mutated ? tensor.mutable_data_ptr() : const_cast<void*>(tensor.const_data_ptr());
@@ -197,10 +223,11 @@ class TorchCall {
   // A fresh tensor for a result; empty when it is not wanted.
   Tensor result(const std::string& name, bool wanted, Dtype dtype) {
     View view = View::dense(nullptr, dtype, {0});
-    if (!wanted) return empty(view);
+    if (!wanted) return empty(view, gpu_);
     check(call_.output_view(name, &view));
-    Tensor tensor = empty(view);
+    Tensor tensor = empty(view, gpu_);
     view.data = tensor.mutable_data_ptr();
+    view.device = gpu_ < 0 ? Device::cpu : Device::cuda;
     check(call_.set(name, view));
     return tensor;
   }
@@ -208,10 +235,11 @@ class TorchCall {
   void run(Pass pass) {
     TorchThreads threads;
     Context context{.executor = &threads};
+    if (gpu_ >= 0) context.stream = current_stream(gpu_);
     check(call_.workspace(pass, context, &context.workspace_bytes));
     std::optional<Tensor> workspace;
     if (context.workspace_bytes > 0) {
-      workspace = empty(View::dense(nullptr, Dtype::u8, {context.workspace_bytes}));
+      workspace = empty(View::dense(nullptr, Dtype::u8, {context.workspace_bytes}), gpu_);
       context.workspace = workspace->mutable_data_ptr();
     }
     check(call_.run(pass, context));
@@ -222,6 +250,7 @@ class TorchCall {
  private:
   const Op& op_;
   Call call_;
+  int32_t gpu_ = -1;
   std::vector<Tensor> kept_;  // what the views point into
 };
 
@@ -315,5 +344,5 @@ void implement(Library& library, std::index_sequence<index...>) {
 
 STABLE_TORCH_LIBRARY(linnet, library) { linnet::define(library); }
 STABLE_TORCH_LIBRARY_IMPL(linnet, CPU, library) { linnet::implement(library, std::make_index_sequence<linnet::kOps>()); }
-// CUDA tensors reach the same checks, which say that this build has no CUDA kernels.
+// CUDA tensors reach the same checks, which say whether there are kernels for them.
 STABLE_TORCH_LIBRARY_IMPL(linnet, CUDA, library) { linnet::implement(library, std::make_index_sequence<linnet::kOps>()); }
