@@ -117,7 +117,14 @@ __device__ void invert(float (&x)[C][kLine], int thread) {
 template <int D, bool decays>
 __device__ void assist_delta(const Tile& tile, const Walk& w, int h, DeltaShared<D>& s) {
   const Engine& e = tile.e;
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
+  int thread = threadIdx.x % 128, lane = thread % 32;
+  const int warp = thread / 32;
+  // Addresses of shared memory are the same in every chunk, and kept in registers there would be no room for the product: each
+  // part of a chunk computes its own again.
+  const auto forget = [&] {
+    asm volatile("" : "+r"(thread), "+r"(lane));
+    return warp * 16 + lane / 4;
+  };
   float2 next_gates = {}, next_beta = {};
   if (warp == 0) {
     if constexpr (decays) next_gates = load_gates(e, w, h, w.first, lane);
@@ -157,6 +164,7 @@ __device__ void assist_delta(const Tile& tile, const Walk& w, int h, DeltaShared
       if (lane == 0) gates.total = expf(G.all);
     }
     ptx::group_sync<1, 128>();
+    int row = forget();
     ptx::wgmma_wait<0>();
     ptx::hold(p);
 #pragma unroll
@@ -171,7 +179,9 @@ __device__ void assist_delta(const Tile& tile, const Walk& w, int h, DeltaShared
       *reinterpret_cast<float2*>(&s.x[r][c]) = a;
     }
     ptx::group_sync<1, 128>();
+    forget();
     invert(s.x, thread);
+    forget();
     if (i >= 1) ptx::barrier_wait(&s.t_empty, (i - 1) & 1);
     {
       const int r = thread % 64, first = thread / 64 * 32;
@@ -202,6 +212,7 @@ __device__ void assist_delta(const Tile& tile, const Walk& w, int h, DeltaShared
     ptx::hold(p);
     ptx::barrier_arrive(&s.empty[stage]);
     if (i >= 1) ptx::barrier_wait(&s.p_empty, (i - 1) & 1);
+    row = forget();
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
       const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2 + (j & 1);
