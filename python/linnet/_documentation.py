@@ -56,6 +56,7 @@ def _example(declaration):
             if not letters.knows(word):
                 letters[word] = SIZES.get(word[0], 4)
         shape = ", ".join(str(letters.evaluate(word)) for word in decl["shape"])
+        shape = shape or "()"
         make = f"torch.zeros({shape}, dtype=torch.int64)" if decl["element"] == "index" else f"torch.randn({shape})"
         lines.append(f">>> {decl['name']} = {make}  # [{', '.join(decl['shape'])}]")
         arguments.append(f"{decl['name']}={decl['name']}" if keyword else decl["name"])

@@ -376,7 +376,8 @@ def test_docstring_example_runs_and_names_everything(name):
     runner.run(parser.get_doctest(function.__doc__, {"torch": torch, "linnet": linnet}, name, None, None))
     assert runner.summarize(verbose=False) == (0, function.__doc__.count(">>>"))
     for decl in declaration["inputs"] + declaration["outputs"]:
-        assert f"{decl['name']} [{', '.join(decl['shape'])}]: {decl['doc'].split()[0]}" in function.__doc__
+        shapes = [f"[{', '.join(decl[key])}]" for key in ("shape", "other_shape") if decl.get(key)]
+        assert f"{decl['name']} {' or '.join(shapes)}: {decl['doc'].split()[0]}" in function.__doc__
     assert declaration["equation"] in function.__doc__
     assert all(f"{option['name']}: " in function.__doc__ for option in declaration["options"])
 
