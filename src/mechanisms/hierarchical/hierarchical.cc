@@ -96,7 +96,7 @@ const Op& hierarchical_op() {
           .input("mask", &A::mask, "B T", "tokens with 0 are removed from the tree").element(Element::mask).optional()
           .output("out", &O::out, "B T H V", "weighted averages of the values").grad(&G::dout)
           .output("energy", &O::energy, "B H", "mean log-normaliser of the rows: g(root)").element(Element::acc).values(Values::logits).optional().grad(&G::denergy)
-          .output("kl", &O::kl, "B H", "sum over rows of the KL divergence to softmax").element(Element::acc).values(Values::logits).optional()
+          .output("kl", &O::kl, "B H", "mean over rows of the KL divergence to softmax, in nats; from kl_rows rows").element(Element::acc).values(Values::logits).optional()
           .option("tie", &A::tie, {"block", "prefix", "row"}, "what is shared: weights of blocks, the same strictly causal, or keys and values only")
           .option("include_self", &A::include_self, "a token attends to itself too")
           .option("causal", &A::causal, "only siblings to the left; strict for prefix and row, not for block")
@@ -113,7 +113,8 @@ const Op& hierarchical_op() {
           .bench("B=8 T=100 H=12 K=64 V=K branching=2,4,8,16 dtype=f32 pass=fwd")
           .compare("hierarchical", "include_self=1")
           .compare("hierarchical row", "include_self=1 tie=row")
-          .impl<ref::hierarchical_forward, ref::hierarchical_backward, ref::hierarchical_workspace>("ref", always_available);
+          .impl<ref::hierarchical_forward, ref::hierarchical_backward, ref::hierarchical_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS(hierarchical);
   return op;
 }
 // clang-format on

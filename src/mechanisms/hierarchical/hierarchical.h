@@ -32,15 +32,15 @@ struct HierarchicalArgs {
   HierarchicalTie tie = HierarchicalTie::block;
   bool include_self = false;
   bool causal = false;
-  Maybe scale;          // default K^-0.5
-  Sizes branching;      // windows of so many nodes, from the bottom; what is left belongs to one root
-  int64_t arity = 8;    // when no other tree is given: windows of this many nodes, level by level, until one is left
+  Maybe scale;           // default K^-0.5
+  Sizes branching;       // windows of so many nodes, from the bottom; what is left belongs to one root
+  int64_t arity = 8;     // when no other tree is given: windows of this many nodes, level by level, until one is left
   int64_t kl_rows = 64;  // kl from so many evenly spaced rows; 0: all of them
 };
 struct HierarchicalOut {
   View out;     // [B, T, H, V]
   View energy;  // [B, H] f32: mean log-normaliser of the rows, g(root); prefix: that of the last token
-  View kl;      // [B, H] f32: sum over rows of KL(tied row || softmax row); costs T K per row of kl_rows
+  View kl;      // [B, H] f32: mean over rows of KL(tied row || softmax row); costs T K per row of kl_rows
 };
 struct HierarchicalGrads {
   View dout, denergy;     // incoming; absent = zero

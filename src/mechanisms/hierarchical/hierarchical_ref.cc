@@ -45,6 +45,7 @@ struct Head {
   HierarchicalTree tree;
   int64_t K, V, E, T, N, b = 0, h = 0;
   double scale, largest = 0;
+  double rows = 0;                                   // that have something to attend to
   double *q, *k, *v, *pos;                           // [N, K], [N, K], [N, V], [N, E]: means over the leaves
   double *n, *g, *mass;                              // [N]
   double* out;                                       // [N, V]
@@ -243,21 +244,23 @@ struct Head {
   }
   double row_forward() {
     double sum = 0;
+    rows = 0;
     int64_t count;
     for (int64_t i = 0; i < T; ++i) {
       clear(out + i * V, V);
       if (n[i] == 0) continue;
-      sum += row_weights(i, &count);
+      const double lse = row_weights(i, &count);
+      if (lse != kMinusInfinity) sum += lse, ++rows;
       int64_t m = 0;
       for_row(i, [&](int64_t, int64_t z) { add_scaled(out + i * V, x[m++], v + z * V, V); });
     }
-    return N > 0 && n[N - 1] > 0 ? sum / n[N - 1] : kMinusInfinity;
+    return rows > 0 ? sum / rows : kMinusInfinity;
   }
   void row_backward(double denergy) {
     int64_t count;
     for (int64_t i = 0; i < T; ++i) {
       if (n[i] == 0 || row_weights(i, &count) == kMinusInfinity) continue;
-      double delta = -denergy / n[N - 1];
+      double delta = -denergy / rows;
       int64_t m = 0;
       for_row(i, [&](int64_t, int64_t z) { delta += x[m++] * dot(dout + i * V, v + z * V, V); });
       m = 0;
@@ -282,7 +285,7 @@ struct Head {
     double *sum_w, *sum_dq;             // [N], [N, K]: of later tokens
     int64_t levels;
     Pairs(const Head& d, Arena& arena, bool backward) {
-      levels = hierarchical_depth(d.args) + 1;
+      levels = hierarchical_widths(d.args).depth + 1;
       const int64_t cells = d.T * levels;
       g = arena.take<double>(cells), lambda = arena.take<double>(cells), mass = arena.take<double>(cells);
       count = arena.take<double>(cells), mean = arena.take<double>(cells * d.K);
@@ -413,47 +416,29 @@ struct Head {
     }
     return scale * dot(q + i * K, k + j * K, K) + dot(pos + a * E, pos + c * E, E);
   }
-  // The row's weight for each token, in the first T of theta [N].
-  void theta_row(int64_t i, const Pairs* p, double* theta) {
+  // Row i of tie = prefix for each token, in the first T of theta [N].
+  void prefix_theta(int64_t i, const Pairs& p, double* theta) {
     clear(theta, N);
-    const auto fill = [&](int64_t z, double weight) { theta[z] = weight / n[z]; };
-    if (args.tie == HierarchicalTie::row) {
-      int64_t count, m = 0;
-      row_weights(i, &count);
-      for_row(i, [&](int64_t, int64_t z) { fill(z, x[m++]); });
-      return share_out(theta);
-    }
-    if (args.include_self) fill(i, args.tie == HierarchicalTie::block ? mass[i] : p->mass[i * p->levels]);
+    theta[i] = p.mass[i * p.levels];
     int64_t l = 0;
     for (int64_t c = i; tree.parent[c] != -1; c = tree.parent[c], ++l) {
-      const int64_t A = tree.parent[c];
-      if (args.tie == HierarchicalTie::block) {
-        family_row(A, tree.slot[c]);
-        for (int64_t at = 0; at < tree.family(A); ++at) {
-          if (at != tree.slot[c] && x[at] != 0) fill(tree.children(A)[at], mass[A] * x[at]);
-        }
-      } else {
-        double lambda;
-        const int64_t pair = i * p->levels + l;
-        prefix_row(c, p->mean + pair * K, p->g[pair], &lambda);
-        for_left(c, [&](int64_t z, int64_t s) { fill(z, p->mass[pair + 1] * x[s]); });
-      }
+      double lambda;
+      const int64_t pair = i * p.levels + l;
+      prefix_row(c, p.mean + pair * K, p.g[pair], &lambda);
+      for_left(c, [&](int64_t z, int64_t s) { theta[z] = p.mass[pair + 1] * x[s] / n[z]; });
     }
-    share_out(theta);
+    for (int64_t z = N - 2; z >= 0; --z) theta[z] += theta[tree.parent[z]];  // every leaf under a node gets the node's weight
   }
-  void share_out(double* theta) const {  // every leaf under a node gets the node's weight
-    for (int64_t z = N - 2; z >= 0; --z) theta[z] += theta[tree.parent[z]];
-  }
-  // Sum over rows of KL(theta_i || softmax_i), straight from its definition; scaled up from the rows that are looked at.
-  double gap(const Pairs* p) {
+  // Mean over rows of KL(theta_i || softmax_i), from evenly spaced ones. Block and row: log-normaliser of the softmax less that
+  // of the tied rows, which the energy is the mean of; prefix: straight from the definition.
+  double gap(const Pairs* p, double energy) {
     std::vector<double> theta(static_cast<size_t>(N)), s(static_cast<size_t>(T));
-    const int64_t rows = args.kl_rows == 0 || args.kl_rows > T ? T : args.kl_rows;
+    const bool prefix = args.tie == HierarchicalTie::prefix;
+    const int64_t looked_at = args.kl_rows == 0 || args.kl_rows > T ? T : args.kl_rows;
     double sum = 0, seen = 0;
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t i = r * T / rows;
+    for (int64_t r = 0; r < looked_at; ++r) {
+      const int64_t i = r * T / looked_at;
       if (n[i] == 0) continue;
-      ++seen;
-      theta_row(i, p, theta.data());
       double m = kMinusInfinity, total = 0;
       for (int64_t j = 0; j < T; ++j) {
         const bool visible = n[j] > 0 && (i != j || args.include_self) && !(args.causal && j > i);
@@ -461,13 +446,17 @@ struct Head {
         m = std::fmax(m, s[static_cast<size_t>(j)]);
       }
       if (m == kMinusInfinity) continue;
+      ++seen;
       for (const double logit : s) total += std::exp(logit - m);
-      for (int64_t j = 0; j < T; ++j) {
+      sum += m + std::log(total);
+      if (prefix) prefix_theta(i, *p, theta.data());
+      for (int64_t j = 0; prefix && j < T; ++j) {
         const double weight = theta[static_cast<size_t>(j)];
-        if (weight > 0 && n[j] > 0) sum += weight * (std::log(weight) - s[static_cast<size_t>(j)] + m + std::log(total));
+        if (weight > 0 && n[j] > 0) sum += weight * (std::log(weight) - s[static_cast<size_t>(j)]);
       }
     }
-    return seen > 0 ? sum * n[N - 1] / seen : 0;
+    if (seen == 0 || energy == kMinusInfinity) return 0;
+    return prefix ? sum / seen : sum / seen - energy;
   }
 };
 
@@ -498,7 +487,7 @@ int64_t forward(const HierarchicalArgs& args, const HierarchicalOut* out, char* 
       if (out == nullptr) continue;
       for (int64_t t = 0; t < head.T; ++t) head.store_row(out->out, t, head.V, head.out + t * head.V);
       head.store_one(out->energy, energy);
-      if (out->kl.given()) head.store_one(out->kl, head.gap(&pairs));
+      if (out->kl.given()) head.store_one(out->kl, head.gap(&pairs, energy));
     }
   }
   if (largest != nullptr) *largest = head.largest;

@@ -102,27 +102,40 @@ int64_t hierarchical_nodes(const HierarchicalArgs& args) {
   return nodes;
 }
 
-int64_t hierarchical_depth(const HierarchicalArgs& args) {
-  int64_t depth = 0;
-  if (args.parent.given()) {
-    std::vector<int64_t> height(static_cast<size_t>(args.parent.size[0]));
-    for (int64_t i = 0; i + 1 < args.parent.size[0]; ++i) {  // children before parents
-      int64_t& above = height[static_cast<size_t>(index_value(args.parent, i))];
-      above = std::max(above, height[static_cast<size_t>(i)] + 1);
-    }
-    depth = height.empty() ? 0 : height.back();
-  } else if (args.level_starts.given()) {
-    depth = levels(args) + 1;
-  } else {
-    for_levels(args, [&](int64_t, int64_t, int64_t) { ++depth; });
+HierarchicalWidths hierarchical_widths(const HierarchicalArgs& args) {
+  HierarchicalWidths w;
+  if (!args.parent.given() && !args.level_starts.given()) {
+    for_levels(args, [&](int64_t nodes, int64_t size, int64_t) {
+      w.family = std::max(w.family, std::min(nodes, size));
+      w.list += std::min(nodes, size);
+      ++w.depth;
+    });
+    return w;
   }
-  return depth;
+  Arena count;
+  hierarchical_tree(args, count, false);
+  std::vector<char> memory(static_cast<size_t>(count.used()) + 128);
+  Arena arena(memory.data());
+  const HierarchicalTree t = hierarchical_tree(args, arena, true);
+  std::vector<int64_t> list(static_cast<size_t>(t.inner())), depth(list);
+  for (int64_t x = t.N - 1; x >= t.T; --x) {
+    const auto at = static_cast<size_t>(x - t.T);
+    const auto above = static_cast<size_t>(t.parent[x] - t.T);
+    list[at] = t.family(x) + (t.parent[x] < 0 ? 0 : list[above]);
+    depth[at] = 1 + (t.parent[x] < 0 ? 0 : depth[above]);
+    w.family = std::max(w.family, t.family(x));
+    w.list = std::max(w.list, list[at]);
+    w.depth = std::max(w.depth, depth[at]);
+  }
+  return w;
 }
 
-HierarchicalTree hierarchical_tree(const HierarchicalArgs& args, Arena& arena, bool fill) {
+HierarchicalTree hierarchical_tree(const HierarchicalArgs& args, Arena& arena, bool fill, bool always_inner) {
   HierarchicalTree t;
   t.T = args.q.size[1];
   t.N = hierarchical_nodes(args);
+  const bool lonely = always_inner && t.N == 1;
+  if (lonely) t.N = 2;
   t.parent = arena.take<int64_t>(t.N);
   t.first = arena.take<int64_t>(t.N);
   t.last = arena.take<int64_t>(t.N);
@@ -130,7 +143,9 @@ HierarchicalTree hierarchical_tree(const HierarchicalArgs& args, Arena& arena, b
   t.offsets = arena.take<int64_t>(t.N - t.T + 1);
   t.child = arena.take<int64_t>(t.N);
   if (!fill || t.N == 0) return t;
-  if (args.parent.given()) {
+  if (lonely) {
+    t.parent[0] = 1;
+  } else if (args.parent.given()) {
     for (int64_t i = 0; i < t.N; ++i) t.parent[i] = index_value(args.parent, i);
   } else if (args.level_starts.given()) {
     int64_t base = 0, count = t.T;  // nodes of the level below

@@ -21,10 +21,14 @@ struct HierarchicalTree {
 
 // The number of nodes of the call's tree. Not for sizes that hierarchical_check would refuse.
 int64_t hierarchical_nodes(const HierarchicalArgs& args);
-// Inner nodes on the longest path, at most.
-int64_t hierarchical_depth(const HierarchicalArgs& args);
-// Cuts the tree's arrays from the arena and, unless the arena is only counting, fills them.
-HierarchicalTree hierarchical_tree(const HierarchicalArgs& args, Arena& arena, bool fill);
+// The largest family, the most siblings on a path (the family itself counted) and the most inner nodes on one.
+struct HierarchicalWidths {
+  int64_t family = 0, list = 0, depth = 0;
+};
+HierarchicalWidths hierarchical_widths(const HierarchicalArgs& args);
+// Cuts the tree's arrays from the arena and, unless the arena is only counting, fills them. always_inner: a token that is the
+// root gets an inner node above it, which changes nothing and leaves one case less.
+HierarchicalTree hierarchical_tree(const HierarchicalArgs& args, Arena& arena, bool fill, bool always_inner = false);
 // What is wrong with the tree.
 Status hierarchical_check_tree(const HierarchicalArgs& args);
 

@@ -68,24 +68,6 @@ void normalise(T* p, const T* d, int n, int lanes, const T* inverse, T* delta) {
     X::store(delta + v, total);
   }
 }
-template <class T>
-LINNET_INLINE T dot_rows(const T* a, const T* b, int n) {
-  using X = Vec<T>;
-  typename X::V total = X::zero();
-  for (int c = 0; c < n; c += X::W) total = fma(X::load(a + c, n - c), X::load(b + c, n - c), total);
-  return sum(total);
-}
-// d = p (d - delta[lane])
-template <class T>
-void through_softmax(const T* p, T* d, int n, int lanes, const T* delta) {
-  using X = Vec<T>;
-  for (int i = 0; i < n; ++i) {
-    for (int v = 0; v < lanes; v += X::W) {
-      T* const at = d + i * kLanes + v;
-      X::store(at, X::load(p + i * kLanes + v) * (X::load(at) - X::load(delta + v)));
-    }
-  }
-}
 // c[row] = (first ? 0 : c[row]) - sum of the strip's row
 template <class T>
 void subtract_row_sums(const T* strip, int n, int lanes, bool first, T* c) {
@@ -97,15 +79,6 @@ void subtract_row_sums(const T* strip, int n, int lanes, bool first, T* c) {
   }
 }
 template <class T>
-void add_rows(const T* src, int64_t lds, int rows, int width, T* dst, int64_t ldd, T scale) {
-  using X = Vec<T>;
-  for (int i = 0; i < rows; ++i) {
-    for (int c = 0; c < width; c += X::W) {
-      X::store(dst + i * ldd + c, fma(X::broadcast(scale), X::load(src + i * lds + c), X::load(dst + i * ldd + c)));
-    }
-  }
-}
-template <class T>
 void store_or_add(bool first, int m, int n, int k, Left<T> a, const T* b, int64_t ldb, T* c, int64_t ldc) {
   if (first) {
     gemm<T>(m, n, k, a, b, ldb, c, ldc, Store{});
@@ -113,11 +86,6 @@ void store_or_add(bool first, int m, int n, int k, Left<T> a, const T* b, int64_
     gemm<T>(m, n, k, a, b, ldb, c, ldc, Add{});
   }
 }
-template <class T>
-void clear_rows(T* x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] = 0;
-}
-
 // After the last step: from dout of the queries of slot j to dq, and da, dc, dy of every block.
 template <class T>
 void slot_backward(const MonarchUnit<T>& u, const Passing<T>& d, const MonarchScratch<T>& s, int64_t j,

@@ -12,7 +12,7 @@
 // whole: no running maximum, one sum per element in the order of the rows.
 #pragma once
 
-#include "mechanisms/softmax/softmax_problem.h"  // with_type, run_tasks, constants
+#include "mechanisms/softmax/softmax_strip.h"
 #include "monarch_grid.h"
 #include "simd/gemm.h"
 
@@ -160,68 +160,6 @@ int block_keys(const MonarchUnit<T>& u, const MonarchScratch<T>& s, int64_t p, b
   gather_tokens(u, u.g.k, s.tokens, n, s.kv, s.ldk + s.ldv);
   if (values) gather_tokens(u, u.g.v, s.tokens, n, s.kv + s.ldk, s.ldk + s.ldv);
   return n;
-}
-
-// Softmax down the rows of N vectors of a strip, after subtracting bias[row] where given; entries above the lane's limit (row
-// >= limit[lane]) do not count. start: one more logit per lane. Leaves exponentials, the maximum, their sum and sum p x.
-template <class T, int N>
-LINNET_INLINE void column_softmax(T* strip, int n, const T* bias, const T* limit, const T* start, T* maximum, T* total,
-                                  T* products) {
-  using X = Vec<T>;
-  using V = typename X::V;
-  const V hidden = X::broadcast(-kInfinity<T>);
-  V m[N], l[N], e[N];
-#pragma GCC unroll 4
-  for (int v = 0; v < N; ++v) {
-    m[v] = start == nullptr ? X::broadcast(kLowest<T>) : X::load(start + v * X::W);
-    l[v] = e[v] = X::zero();
-  }
-  for (int i = 0; i < n; ++i) {
-    T* const row = strip + i * kLanes;
-    const V shift = X::broadcast(bias == nullptr ? T(0) : bias[i]);
-#pragma GCC unroll 4
-    for (int v = 0; v < N; ++v) {
-      V x = X::load(row + v * X::W) - shift;
-      if (limit != nullptr) x = select(lt(X::broadcast(static_cast<T>(i)), X::load(limit + v * X::W)), x, hidden);
-      X::store(row + v * X::W, x);
-      m[v] = max(x, m[v]);
-    }
-  }
-  for (int i = 0; i < n; ++i) {
-    T* const row = strip + i * kLanes;
-#pragma GCC unroll 4
-    for (int v = 0; v < N; ++v) {
-      const V x = X::load(row + v * X::W), p = exp2_nonpositive(x - m[v]);
-      X::store(row + v * X::W, p);
-      l[v] = l[v] + p;
-      if (products != nullptr) e[v] = fma(p, x, e[v]);
-    }
-  }
-#pragma GCC unroll 4
-  for (int v = 0; v < N; ++v) {
-    X::store(maximum + v * X::W, m[v]);
-    X::store(total + v * X::W, l[v]);
-    if (products != nullptr) X::store(products + v * X::W, e[v]);
-  }
-}
-template <class T>
-[[gnu::noinline]] void strip_softmax(T* strip, int n, int lanes, const T* bias, const T* limit, const T* start, T* maximum,
-                                     T* total, T* products) {
-  using X = Vec<T>;
-  const auto from = [](auto* p, int v) { return p == nullptr ? p : p + v; };
-  int v = 0;
-  for (; v + 4 * X::W <= round_up<T>(lanes); v += 4 * X::W) {
-    column_softmax<T, 4>(strip + v, n, bias, from(limit, v), from(start, v), maximum + v, total + v, from(products, v));
-  }
-  for (; v < lanes; v += X::W) {
-    column_softmax<T, 1>(strip + v, n, bias, from(limit, v), from(start, v), maximum + v, total + v, from(products, v));
-  }
-}
-
-// log2 of sums that are normal numbers.
-template <class T>
-LINNET_INLINE typename Vec<T>::V log2_of(typename Vec<T>::V x) {
-  return log(x) * kLog2e<T>;
 }
 
 // The block program of step `step`: a, c and, with values, y of block p for every slot; causal: also the own block's attention.
