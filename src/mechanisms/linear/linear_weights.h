@@ -1,8 +1,9 @@
-// What linear_cpu.cc and linear_decode_cpu.cc share: the weights of map t2r in the computing type, and the choice by dtype.
+// What linear_cpu.cc and linear_decode_cpu.cc share: the weights of map t2r in the computing type.
 #pragma once
 
 #include "core/half.h"
 #include "linear_shape.h"
+#include "simd/task.h"
 #include "simd/tile.h"
 
 namespace linnet::LINNET_ISA {

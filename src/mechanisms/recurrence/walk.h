@@ -29,39 +29,9 @@
 #pragma once
 
 #include "chunk.h"
-#include "simd/ftz.h"
+#include "simd/task.h"
 
 namespace linnet::LINNET_ISA {
-
-// Calls body(task, worker) for each task; subnormals flushed.
-template <class Body>
-void parallel(const Launch& launch, int64_t tasks, const Body& body) {
-  launch.executor->run(
-      tasks,
-      [](void* context, int64_t task, int worker) {
-        FlushSubnormals flush;
-        (*static_cast<const Body*>(context))(task, worker);
-      },
-      const_cast<void*>(static_cast<const void*>(&body)));
-}
-
-// The same for states that the next call updates again: each worker has a run of neighbouring tasks of its own, so that a state
-// stays in that core's cache, and helps the others when it is done.
-template <class Body>
-void parallel_near(const Launch& launch, int64_t tasks, const Body& body) {
-  constexpr int kMost = 64;
-  struct alignas(128) Run {
-    int64_t next, end;
-  } runs[kMost];
-  const int parts = launch.workers < kMost ? launch.workers : kMost;
-  for (int part = 0; part < parts; ++part) runs[part] = {part * tasks / parts, (part + 1) * tasks / parts};
-  parallel(launch, parts, [&](int64_t, int worker) {
-    for (int part = 0; part < parts; ++part) {
-      Run& run = runs[(worker + part) % parts];
-      for (int64_t task; (task = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < run.end;) body(task, worker);
-    }
-  });
-}
 
 LINNET_INLINE int chunk_rows(int64_t at, int64_t end) { return end - at < kChunk ? static_cast<int>(end - at) : kChunk; }
 
