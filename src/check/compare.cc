@@ -73,17 +73,17 @@ Comparison compare(const std::vector<double>& got, const std::vector<double>& wa
   }
   const double rms_error = counted == 0 ? 0 : std::sqrt(error_squares / static_cast<double>(counted));
   const double rms_reference = counted == 0 ? 0 : std::sqrt(reference_squares / static_cast<double>(counted));
-  if (largest_reference < kCancelled * gate.scale) {
+  result.rms = ratio(rms_error, std::max(rms_reference, gate.least));
+  result.max = ratio(largest_error, std::max(largest_reference, gate.least));
+  result.rms_gate = gate.rms;
+  result.max_gate = kMaxOverRms * gate.rms;
+  const bool exact = result.rms <= result.rms_gate && result.max <= result.max_gate;
+  if (!exact && largest_reference < kCancelled * gate.scale) {
     result.rms = rms_error / gate.scale;
     result.max = largest_error / gate.scale;
     result.rms_gate = result.max_gate =
         kCancelledEpsilons * gate.epsilon * std::sqrt(std::max(1.0, gate.terms / kCancelledTerms));
-    if (largest_error > 0 && result.note.empty()) result.note = "small: errors relative to the scale " + text(gate.scale);
-  } else {
-    result.rms = ratio(rms_error, std::max(rms_reference, gate.least));
-    result.max = ratio(largest_error, std::max(largest_reference, gate.least));
-    result.rms_gate = gate.rms;
-    result.max_gate = kMaxOverRms * gate.rms;
+    if (result.note.empty()) result.note = "small: errors relative to the scale " + text(gate.scale);
   }
   result.ok = result.ok && result.rms <= result.rms_gate && result.max <= result.max_gate;
   return result;

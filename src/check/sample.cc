@@ -16,7 +16,9 @@ Kind kind_of(const std::string& letter) {
   if (letter == "B") return Kind::batch;
   if (letter[0] == 'T' || letter == "S" || letter == "capacity") return Kind::tokens;
   if (letter[0] == 'H') return Kind::heads;
-  if (letter == "K" || letter == "V" || letter == "R") return Kind::channels;
+  for (const char* channels : {"E", "K", "R", "V"}) {
+    if (letter == channels) return Kind::channels;
+  }
   if (letter == "N") return Kind::sequences;
   return Kind::entries;
 }
