@@ -1,0 +1,371 @@
+// The convolution on the vector units: channels in the lanes, tiles of 64 tokens x 256 channels.
+//
+// A tile's inputs, with the W-1 tokens before it, are copied to dense scratch (there 16-bit types are converted, and there the
+// state or zeros stand in for what lies before a sequence); then each output is W multiply-adds. 4 tokens at a time share each
+// tap. The sum of an output runs from the bias over the oldest tap to the newest in every path: packing, states and decoding
+// give the same bits. dweight and dbias are summed per tile, then over the tiles in double.
+#include "causal_conv.h"
+#include "core/sequence.h"
+#include "simd/math.h"
+#include "simd/task.h"
+#include "simd/tile.h"
+
+namespace linnet::LINNET_ISA {
+namespace {
+
+constexpr int kTokens = 64, kChannels = 256;
+
+LINNET_INLINE int least(int64_t a, int64_t b) { return static_cast<int>(a < b ? a : b); }
+
+// The columns [c0, c0 + cols) of everything that one task works on.
+template <class T>
+struct Tile {
+  int64_t c0;
+  int cols, W;
+  int64_t ld;
+  T* taps;   // [W, ld]
+  T* bias;   // [ld]
+  T* state;  // [W-1, ld]
+  T* x;      // [tokens + 2 (W-1), ld]: inputs, the oldest first
+  T* y;      // [tokens + 2 (W-1), ld]: sums, or their gradients
+
+  LINNET_INLINE static Tile cut(Arena& arena, int W, int tokens) {
+    Tile r;
+    r.W = W;
+    r.ld = kChannels;
+    r.taps = arena.take<T>(W * r.ld);
+    r.bias = arena.take<T>(r.ld);
+    r.state = arena.take<T>(W * r.ld);
+    r.x = arena.take<T>((tokens + 2 * W) * r.ld);
+    r.y = arena.take<T>((tokens + 2 * W) * r.ld);
+    return r;
+  }
+  // Weights and bias of the columns, each in its own type.
+  template <class Args>
+  void begin(const Args& args, int64_t column, int64_t D) {
+    c0 = column;
+    cols = least(D - c0, kChannels);
+    by_dtype(args.weight.dtype, [&]<class, class S>() {
+      if constexpr (sizeof(S) <= sizeof(T) && (sizeof(T) == 4 || sizeof(S) == 8)) {
+        load_tile_transposed<T>(args.weight.template at<const S>(c0, 0), args.weight.stride[0], cols, W, taps, ld);
+      }
+    });
+    if (!args.bias.given()) {
+      for (int c = 0; c < cols; c += Vec<T>::W) Vec<T>::store(bias + c, Vec<T>::zero());
+      return;
+    }
+    by_dtype(args.bias.dtype, [&]<class, class S>() {
+      if constexpr (sizeof(S) <= sizeof(T) && (sizeof(T) == 4 || sizeof(S) == 8)) {
+        load_tile<T>(args.bias.template at<const S>(c0), 0, 1, cols, bias, ld);
+      }
+    });
+  }
+};
+
+// x rows = inputs at positions [first, first + count) of a sequence; position p < 0 reaches into the state [.., D, W-1].
+template <class T, class E>
+void load_inputs(const Tile<T>& r, const View& x, const Sequence& at, const View& state, int64_t n, int64_t first, int count) {
+  int before = first < 0 ? least(-first, count) : 0;
+  if (before > 0) {
+    const int skipped = static_cast<int>(first + r.W - 1);  // entries of the state older than `first`
+    if (state.given()) {
+      load_tile_transposed<T>(state.at<const E>(n, r.c0, 0), state.stride[1], r.cols, r.W - 1, r.state, r.ld);
+      load_tile<T>(r.state + skipped * r.ld, r.ld, before, r.cols, r.x, r.ld);
+    } else {
+      for (int64_t i = 0; i < before * r.ld; i += Vec<T>::W) Vec<T>::store(r.x + i, Vec<T>::zero());
+    }
+  }
+  if (count == before) return;
+  load_tile<T>(x.at<const E>(at.b, at.begin + first + before, r.c0), x.stride[1], count - before, r.cols, r.x + before * r.ld,
+               r.ld);
+}
+
+// y rows [0, rows) = bias + taps over x rows [i, i + W)
+template <class T, int R>
+LINNET_INLINE void sum_rows(const Tile<T>& r, int i) {
+  using X = Vec<T>;
+  for (int c = 0; c < r.cols; c += X::W) {
+    typename X::V total[R];
+    const typename X::V bias = X::load(r.bias + c);
+#pragma GCC unroll 4
+    for (int k = 0; k < R; ++k) total[k] = bias;
+    const T* x = r.x + i * r.ld + c;
+    for (int j = 0; j < r.W; ++j, x += r.ld) {
+      const typename X::V tap = X::load(r.taps + j * r.ld + c);
+#pragma GCC unroll 4
+      for (int k = 0; k < R; ++k) total[k] = fma(tap, X::load(x + k * r.ld), total[k]);
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < R; ++k) X::store(r.y + (i + k) * r.ld + c, total[k]);
+  }
+}
+template <class T>
+void sums(const Tile<T>& r, int rows) {
+  int i = 0;
+  for (; i + 4 <= rows; i += 4) sum_rows<T, 4>(r, i);
+  for (; i < rows; ++i) sum_rows<T, 1>(r, i);
+}
+
+template <class T, class E>
+void store_outputs(const Tile<T>& r, ConvActivation activation, int rows, E* out, int64_t stride) {
+  using X = Vec<T>;
+  for (int i = 0; i < rows; ++i, out += stride) {
+    for (int c = 0; c < r.cols; c += X::W) {
+      typename X::V y = X::load(r.y + i * r.ld + c);
+      if (activation == ConvActivation::silu) y = y * sigmoid(y);
+      X::store(out + c, y, r.cols - c);
+    }
+  }
+}
+
+// The state after the last token: inputs at the last W-1 positions.
+template <class T, class E>
+void store_state(const Tile<T>& r, const View& x, const Sequence& at, const View& before, const View& after, int64_t n) {
+  if (r.W < 2) return;
+  load_inputs<T, E>(r, x, at, before, n, at.length() - (r.W - 1), r.W - 1);
+  store_tile_transposed<T>(r.x, r.ld, r.cols, r.W - 1, after.at<E>(n, r.c0, 0), after.stride[1]);
+}
+
+LINNET_INLINE int64_t blocks(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+// Calls body(n, sequence, first, rows) for the parts of the token tile [t0, t1) of batch row b that lie in one sequence;
+// `first` counts from the sequence's start.
+template <class Body>
+LINNET_INLINE void by_sequence(const CausalConvArgs& args, int64_t b, int64_t t0, int64_t t1, const Body& body) {
+  int64_t n = sequence_at(args.cu_seqlens, b, t0);
+  for (int64_t t = t0; t < t1; ++n) {
+    const Sequence at = sequence_of(args.cu_seqlens, args.x.size[1], n);
+    const int64_t end = at.end < t1 ? at.end : t1;
+    if (end > t) body(n, at, t - at.begin, static_cast<int>(end - t));
+    t = end > t ? end : t;
+  }
+}
+
+template <class T, class E>
+struct Forward {
+  static int64_t worker_bytes(int W) {
+    Arena arena;
+    Tile<T>::cut(arena, W, kTokens);
+    return arena.used();
+  }
+  static void run(const CausalConvArgs& args, const CausalConvOut& out, const Launch& launch) {
+    const int64_t B = args.x.size[0], tokens = args.x.size[1], D = args.x.size[2], columns = blocks(D, kChannels);
+    const int W = static_cast<int>(args.weight.size[1]);
+    const int64_t tiles = B * blocks(tokens, kTokens) * columns, bytes = worker_bytes(W);
+    const int64_t N = sequence_count(args.cu_seqlens, B), ends = out.final_state.given() ? N * columns : 0;
+    parallel(launch, tiles + ends, [&](int64_t task, int worker) {
+      Arena arena(launch.workspace + worker * bytes);
+      Tile<T> r = Tile<T>::cut(arena, W, kTokens);
+      if (task >= tiles) {
+        task -= tiles;
+        r.c0 = task % columns * kChannels;
+        r.cols = least(D - r.c0, kChannels);
+        const int64_t n = task / columns;
+        store_state<T, E>(r, args.x, sequence_of(args.cu_seqlens, tokens, n), args.initial_state, out.final_state, n);
+        return;
+      }
+      r.begin(args, task % columns * kChannels, D);
+      const int64_t row = task / columns, b = row / blocks(tokens, kTokens), t0 = row % blocks(tokens, kTokens) * kTokens;
+      by_sequence(args, b, t0, t0 + least(tokens - t0, kTokens), [&](int64_t n, const Sequence& at, int64_t first, int rows) {
+        load_inputs<T, E>(r, args.x, at, args.initial_state, n, first - (W - 1), rows + W - 1);
+        sums(r, rows);
+        store_outputs<T>(r, args.activation, rows, out.out.at<E>(b, at.begin + first, r.c0), out.out.stride[1]);
+      });
+    });
+  }
+};
+
+// y = dout act'(y), in place
+template <class T, class E>
+void sum_gradients(const Tile<T>& r, ConvActivation activation, int rows, const E* dout, int64_t stride) {
+  using X = Vec<T>;
+  const typename X::V one = X::broadcast(1);
+  for (int i = 0; i < rows; ++i, dout += stride) {
+    T* y = r.y + i * r.ld;
+    for (int c = 0; c < r.cols; c += X::W) {
+      typename X::V d = X::load(dout + c, r.cols - c);
+      if (activation == ConvActivation::silu) {
+        const typename X::V a = X::load(y + c), s = sigmoid(a);
+        d = d * s * fma(a, one - s, one);
+      }
+      X::store(y + c, d);
+    }
+  }
+}
+
+// parts [W + 1, D], rows j < W: += sum_i y_i x_{i+j}; row W: += sum_i y_i
+template <class T>
+void add_weights(const Tile<T>& r, int rows, T* parts, int64_t D) {
+  using X = Vec<T>;
+  for (int j = 0; j <= r.W; ++j) {
+    T* part = parts + j * D + r.c0;
+    for (int c = 0; c < r.cols; c += X::W) {
+      typename X::V total = X::load(part + c, r.cols - c);
+      const T* x = r.x + j * r.ld + c;
+      const T* y = r.y + c;
+      if (j == r.W) {
+        for (int i = 0; i < rows; ++i, y += r.ld) total += X::load(y);
+      } else {
+        for (int i = 0; i < rows; ++i, x += r.ld, y += r.ld) total = fma(X::load(y), X::load(x), total);
+      }
+      X::store(part + c, total, r.cols - c);
+    }
+  }
+}
+
+template <class T, class E>
+struct Backward {
+  static int64_t worker_bytes(int W) {
+    Arena arena;
+    Tile<T>::cut(arena, W, kTokens);
+    arena.take<T>(W * kChannels);
+    return arena.used();
+  }
+  static int64_t parts(const CausalConvArgs& args) {
+    return args.x.size[0] * blocks(args.x.size[1], kTokens) * (args.weight.size[1] + 1) * args.x.size[2];
+  }
+  // y = gradients of the sums at positions [first, first + rows), x = the inputs from W-1 before; zeros behind the sequence.
+  static void gradients(const CausalConvArgs& args, const CausalConvGrads& grads, const Tile<T>& r, const Sequence& at,
+                        int64_t n, int64_t first, int rows) {
+    const int known = least(at.length() - first, rows);
+    load_inputs<T, E>(r, args.x, at, args.initial_state, n, first - (r.W - 1), known + r.W - 1);
+    if (grads.dout.given()) {
+      if (args.activation == ConvActivation::silu) sums(r, known);
+      sum_gradients<T>(r, args.activation, known, grads.dout.at<const E>(at.b, at.begin + first, r.c0), grads.dout.stride[1]);
+    }
+    const int zeros = grads.dout.given() ? known : 0;
+    for (int64_t i = zeros * r.ld; i < rows * r.ld; i += Vec<T>::W) Vec<T>::store(r.y + i, Vec<T>::zero());
+  }
+  // The gradient of the input at row i of y, which is tap W-1-m of the sum at row i + m; sums before row 0 do not read it.
+  static void input_gradient(const Tile<T>& r, int i, T* row) {
+    using X = Vec<T>;
+    for (int c = 0; c < r.cols; c += X::W) {
+      typename X::V total = X::zero();
+      for (int m = i < 0 ? -i : 0; m < r.W; ++m) {
+        total = fma(X::load(r.taps + (r.W - 1 - m) * r.ld + c), X::load(r.y + (i + m) * r.ld + c), total);
+      }
+      X::store(row + c, total);
+    }
+  }
+  // row += entry j of dfinal_state [N, D, W-1]
+  static void add_final(const Tile<T>& r, const View& dfinal, int64_t n, int64_t j, T* row) {
+    const E* from = dfinal.at<const E>(n, r.c0, j);
+    for (int c = 0; c < r.cols; ++c) row[c] += static_cast<T>(to_f64(from[c * dfinal.stride[1]]));
+  }
+
+  static void run(const CausalConvArgs& args, const CausalConvGrads& grads, const Launch& launch) {
+    const int64_t B = args.x.size[0], tokens = args.x.size[1], D = args.x.size[2], columns = blocks(D, kChannels);
+    const int W = static_cast<int>(args.weight.size[1]);
+    const int64_t rows_of_tiles = B * blocks(tokens, kTokens), tiles = rows_of_tiles * columns, bytes = worker_bytes(W);
+    const int64_t N = sequence_count(args.cu_seqlens, B);
+    const int64_t starts = grads.dinitial_state.given() && W > 1 ? N * columns : 0;
+    T* parts = reinterpret_cast<T*>(launch.workspace + launch.workers * bytes);
+    const int64_t part = (W + 1) * D;
+    parallel(launch, tiles + starts, [&](int64_t task, int worker) {
+      Arena arena(launch.workspace + worker * bytes);
+      Tile<T> r = Tile<T>::cut(arena, W, kTokens);
+      T* row = arena.take<T>(W * kChannels);
+      const bool start = task >= tiles;
+      if (start) task -= tiles;
+      r.begin(args, task % columns * kChannels, D);
+      if (start) return initial(args, grads, r, task / columns, row);
+      T* sum = parts + task / columns * part;
+      for (int j = 0; j <= W; ++j) {
+        for (int c = 0; c < r.cols; ++c) sum[j * D + r.c0 + c] = 0;
+      }
+      const int64_t b = task / columns / blocks(tokens, kTokens), t0 = task / columns % blocks(tokens, kTokens) * kTokens;
+      by_sequence(args, b, t0, t0 + least(tokens - t0, kTokens), [&](int64_t n, const Sequence& at, int64_t first, int rows) {
+        gradients(args, grads, r, at, n, first, rows + W - 1);
+        if (grads.dweight.given() || grads.dbias.given()) add_weights(r, rows, sum, D);
+        for (int i = 0; grads.dx.given() && i < rows; ++i) {
+          input_gradient(r, i, row);
+          const int64_t kept = first + i - (at.length() - (W - 1));  // its place in the final state
+          if (grads.dfinal_state.given() && kept >= 0) add_final(r, grads.dfinal_state, n, kept, row);
+          store_tile<T>(row, r.ld, 1, r.cols, grads.dx.at<E>(b, at.begin + first + i, r.c0), 0);
+        }
+      });
+    });
+    if (!grads.dweight.given() && !grads.dbias.given()) return;
+    parallel(launch, columns, [&](int64_t task, int) {
+      for (int64_t d = task * kChannels; d < D && d < (task + 1) * kChannels; ++d) {
+        for (int j = 0; j <= W; ++j) {
+          double total = 0;
+          for (int64_t i = 0; i < rows_of_tiles; ++i) total += static_cast<double>(parts[i * part + j * D + d]);
+          if (j < W && grads.dweight.given()) {
+            store_f64(grads.dweight.data, grads.dweight.dtype, d * grads.dweight.stride[0] + j, total);
+          }
+          if (j == W && grads.dbias.given()) store_f64(grads.dbias.data, grads.dbias.dtype, d * grads.dbias.stride[0], total);
+        }
+      }
+    });
+  }
+  // dinitial_state of sequence n: entry j is the input at position j - (W-1).
+  static void initial(const CausalConvArgs& args, const CausalConvGrads& grads, const Tile<T>& r, int64_t n, T* rows) {
+    const Sequence at = sequence_of(args.cu_seqlens, args.x.size[1], n);
+    gradients(args, grads, r, at, n, 0, r.W - 1);
+    for (int j = 0; j < r.W - 1; ++j) {
+      T* row = rows + j * r.ld;
+      input_gradient(r, j - (r.W - 1), row);
+      if (grads.dfinal_state.given() && j >= at.length()) add_final(r, grads.dfinal_state, n, j - at.length(), row);
+    }
+    store_tile_transposed<T>(rows, r.ld, r.cols, r.W - 1, grads.dinitial_state.at<E>(n, r.c0, 0),
+                             grads.dinitial_state.stride[1]);
+  }
+};
+
+template <class T, class E>
+struct Decode {
+  static constexpr int kSteps = 16;  // tokens at a time; the state moves on between
+  static int64_t worker_bytes(int W) {
+    Arena arena;
+    Tile<T>::cut(arena, W, kSteps);
+    return arena.used();
+  }
+  static void run(const CausalConvDecodeArgs& args, const CausalConvDecodeOut& out, const Launch& launch) {
+    const int64_t B = args.x.size[0], tokens = args.x.size[1], D = args.x.size[2], columns = blocks(D, kChannels);
+    const int W = static_cast<int>(args.weight.size[1]);
+    const int64_t bytes = worker_bytes(W);
+    if (tokens == 0) return;
+    parallel(launch, B * columns, [&](int64_t task, int worker) {
+      Arena arena(launch.workspace + worker * bytes);
+      Tile<T> r = Tile<T>::cut(arena, W, kSteps);
+      r.begin(args, task % columns * kChannels, D);
+      const int64_t b = task / columns;
+      const Sequence at{b, 0, tokens};
+      for (int64_t t = 0; t < tokens; t += kSteps) {
+        const int rows = least(tokens - t, kSteps);
+        load_inputs<T, E>(r, args.x, at, args.state, b, t - (W - 1), rows + W - 1);
+        sums(r, rows);
+        store_outputs<T>(r, args.activation, rows, out.out.at<E>(b, t, r.c0), out.out.stride[1]);
+      }
+      store_state<T, E>(r, args.x, at, args.state, args.state, b);
+    });
+  }
+};
+
+}  // namespace
+
+void causal_conv_forward(const CausalConvArgs& args, const CausalConvOut& out, const Launch& launch) {
+  by_dtype(args.x.dtype, [&]<class T, class E>() { Forward<T, E>::run(args, out, launch); });
+}
+void causal_conv_backward(const CausalConvArgs& args, const CausalConvOut&, const CausalConvGrads& grads,
+                          const Launch& launch) {
+  by_dtype(args.x.dtype, [&]<class T, class E>() { Backward<T, E>::run(args, grads, launch); });
+}
+int64_t causal_conv_workspace(const CausalConvArgs& args, Pass pass, int workers) {
+  const int W = static_cast<int>(args.weight.size[1]);
+  return by_dtype(args.x.dtype, [&]<class T, class E>() -> int64_t {
+    if (pass == Pass::forward) return workers * Forward<T, E>::worker_bytes(W);
+    return workers * Backward<T, E>::worker_bytes(W) + Backward<T, E>::parts(args) * static_cast<int64_t>(sizeof(T));
+  });
+}
+
+void causal_conv_decode_forward(const CausalConvDecodeArgs& args, const CausalConvDecodeOut& out, const Launch& launch) {
+  by_dtype(args.x.dtype, [&]<class T, class E>() { Decode<T, E>::run(args, out, launch); });
+}
+int64_t causal_conv_decode_workspace(const CausalConvDecodeArgs& args, Pass, int workers) {
+  const int W = static_cast<int>(args.weight.size[1]);
+  return by_dtype(args.x.dtype, [&]<class T, class E>() { return workers * Decode<T, E>::worker_bytes(W); });
+}
+
+}  // namespace linnet::LINNET_ISA

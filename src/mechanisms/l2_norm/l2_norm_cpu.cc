@@ -1,0 +1,77 @@
+// l2_norm on the vector units: a row at a time, read twice while it lies in L1. Tasks are runs of 64 tokens.
+#include "l2_norm.h"
+#include "simd/task.h"
+
+namespace linnet::LINNET_ISA {
+namespace {
+
+constexpr int64_t kTokens = 64;
+
+// body(b, t, h) for each row of a task
+template <class Body>
+void each_row(const View& x, const Launch& launch, const Body& body) {
+  const int64_t B = x.size[0], T = x.size[1], H = x.size[2], tiles = (T + kTokens - 1) / kTokens;
+  parallel(launch, B * tiles, [&](int64_t task, int) {
+    const int64_t first = task % tiles * kTokens, end = first + kTokens < T ? first + kTokens : T;
+    for (int64_t t = first; t < end; ++t) {
+      for (int64_t h = 0; h < H; ++h) body(task / tiles, t, h);
+    }
+  });
+}
+
+template <class T, class E>
+LINNET_INLINE T dot(const E* x, const E* y, int n) {
+  using X = Vec<T>;
+  typename X::V total = X::zero();
+  for (int c = 0; c < n; c += X::W) total = fma(X::load(x + c, n - c), X::load(y + c, n - c), total);
+  return sum(total);
+}
+template <class T>
+LINNET_INLINE T reciprocal_root(T squares) {
+  return squares == 0 ? T(0) : T(1) / sqrt(Vec<T>::broadcast(squares))[0];
+}
+
+template <class T, class E>
+void forward(const L2NormArgs& args, const L2NormOut& out, const Launch& launch) {
+  using X = Vec<T>;
+  const int K = static_cast<int>(args.x.size[3]);
+  each_row(args.x, launch, [&](int64_t b, int64_t t, int64_t h) {
+    const E* x = args.x.at<const E>(b, t, h);
+    E* y = out.out.at<E>(b, t, h);
+    const typename X::V r = X::broadcast(reciprocal_root<T>(dot<T>(x, x, K) + static_cast<T>(args.eps)));
+    for (int c = 0; c < K; c += X::W) X::store(y + c, r * X::load(x + c, K - c), K - c);
+  });
+}
+
+template <class T, class E>
+void backward(const L2NormArgs& args, const L2NormGrads& grads, const Launch& launch) {
+  using X = Vec<T>;
+  const int K = static_cast<int>(args.x.size[3]);
+  each_row(args.x, launch, [&](int64_t b, int64_t t, int64_t h) {
+    const E* x = args.x.at<const E>(b, t, h);
+    E* dx = grads.dx.at<E>(b, t, h);
+    if (!grads.dout.given()) {
+      for (int c = 0; c < K; c += X::W) X::store(dx + c, X::zero(), K - c);
+      return;
+    }
+    const E* d = grads.dout.at<const E>(b, t, h);
+    const T r = reciprocal_root<T>(dot<T>(x, x, K) + static_cast<T>(args.eps));
+    const typename X::V scale = X::broadcast(r), along = X::broadcast(-(r * dot<T>(x, d, K)) * r);
+    for (int c = 0; c < K; c += X::W) {
+      X::store(dx + c, scale * fma(along, X::load(x + c, K - c), X::load(d + c, K - c)), K - c);
+    }
+  });
+}
+
+}  // namespace
+
+void l2_norm_forward(const L2NormArgs& args, const L2NormOut& out, const Launch& launch) {
+  by_dtype(args.x.dtype, [&]<class T, class E>() { forward<T, E>(args, out, launch); });
+}
+void l2_norm_backward(const L2NormArgs& args, const L2NormOut&, const L2NormGrads& grads, const Launch& launch) {
+  if (!grads.dx.given()) return;
+  by_dtype(args.x.dtype, [&]<class T, class E>() { backward<T, E>(args, grads, launch); });
+}
+int64_t l2_norm_workspace(const L2NormArgs&, Pass, int) { return 0; }
+
+}  // namespace linnet::LINNET_ISA
