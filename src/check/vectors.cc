@@ -64,41 +64,74 @@ Status run_identity(Problem problem, const Setting& setting, const Array& matrix
   return {};
 }
 
-}  // namespace
+// One call of a file: the operator, the prefix of its own tensors ("elu1." in a file of many calls) and its options.
+struct StoredCall {
+  std::string op, prefix;
+  std::vector<std::pair<std::string, std::string>> options;
+};
 
-Status load_vectors(const std::string& path, VectorFile* vectors) {
-  *vectors = VectorFile();
-  vectors->path = path;
-  vectors->name = path.substr(path.find_last_of('/') + 1);
-  SafetensorsFile file;
-  LINNET_TRY(SafetensorsFile::open(path, file));
-  const std::string mechanism = file.metadata("mechanism"), operation = file.metadata("operator");
-  if (mechanism.empty() || operation.empty()) {
-    return bad_input(path + ": its metadata has no " + (mechanism.empty() ? "mechanism" : "operator") +
-                     ", expected a vector file (tests/vectors/README.md)");
+// A file with a list `maps` in its metadata holds one call of the mechanism's own operator for each: map=NAME, with tensors
+// NAME.<tensor> beside those that all share, and eps_NAME = none, add:<eps> or max:<eps> as its normaliser.
+std::vector<StoredCall> calls_of(const SafetensorsFile& file) {
+  const std::string mechanism = file.metadata("mechanism"), operation = file.metadata("operator"), maps = file.metadata("maps");
+  const auto is_label = [](std::string_view key) { return key == "mechanism" || key == "operator" || key == "format"; };
+  if (maps.empty()) {
+    StoredCall call{operation == "attention" ? mechanism : mechanism + "_" + operation, "", {}};
+    for (const auto& [key, value] : file.metadata()) {
+      if (!is_label(key)) call.options.emplace_back(key, value);
+    }
+    return {call};
   }
-  const std::string name = operation == "attention" ? mechanism : mechanism + "_" + operation;
-  const Op* op = find_op(name);
+  std::vector<StoredCall> calls;
+  for (size_t start = 0; start < maps.size();) {
+    const size_t end = std::min(maps.find(',', start), maps.size());
+    const std::string name = maps.substr(start, end - start);
+    start = end + 1;
+    StoredCall call{mechanism, name + ".", {{"map", name}}};
+    for (const auto& [key, value] : file.metadata()) {
+      if (is_label(key) || key == "maps") continue;
+      if (key.rfind("eps_", 0) != 0) {
+        call.options.emplace_back(key, value);
+      } else if (key == "eps_" + name) {
+        const size_t colon = value.find(':');
+        call.options.emplace_back("normalizer", value.substr(0, colon));
+        if (colon != std::string::npos) call.options.emplace_back("eps", value.substr(colon + 1));
+      }
+    }
+    calls.push_back(std::move(call));
+  }
+  return calls;
+}
+
+Status load_call(const SafetensorsFile& file, const StoredCall& stored, bool first, VectorFile* vectors) {
+  const std::string& path = vectors->path;
+  const Op* op = find_op(stored.op);
   if (op == nullptr) {
-    vectors->missing = has_mechanism(mechanism) ? "no operator '" + name + "' in this build"
+    const std::string mechanism = file.metadata("mechanism");
+    vectors->missing = has_mechanism(mechanism) ? "no operator '" + stored.op + "' in this build"
                                                 : "no mechanism '" + mechanism + "' in this build";
     return {};
   }
   Problem& problem = vectors->problem;
   problem.op = op;
   Call call(*op);
-  for (const auto& [key, value] : file.metadata()) {
-    if (key == "mechanism" || key == "operator" || key == "format") continue;
+  for (const auto& [key, value] : stored.options) {
     if (key == "seed" && op->find_option(key) == nullptr) continue;  // how the inputs were drawn
     if (const Status status = call.set_option(key, value); !status.ok()) return bad_input(path + ": " + status.message());
     problem.options.emplace_back(key, value);
   }
   std::vector<std::string> used;
+  const auto stored_name = [&](const std::string& tensor) {
+    return file.has(stored.prefix + tensor) ? stored.prefix + tensor : tensor;
+  };
+  const auto has = [&](const std::string& tensor) { return file.has(stored_name(tensor)); };
   const auto take = [&](const std::string& tensor, Dtype dtype, std::vector<Array>* list) -> Status {
-    if (!file.has(tensor)) return {};
-    used.push_back(tensor);
+    if (!has(tensor)) return {};
+    used.push_back(stored_name(tensor));
     list->emplace_back();
-    return read(file, tensor, dtype, &list->back());
+    LINNET_TRY(read(file, used.back(), dtype, &list->back()));
+    list->back().name = tensor;
+    return {};
   };
   for (const TensorDecl& decl : op->inputs) {
     const Dtype dtype = decl.element == Element::index ? Dtype::i64 : decl.element == Element::mask ? Dtype::u8 : Dtype::f64;
@@ -106,21 +139,42 @@ Status load_vectors(const std::string& path, VectorFile* vectors) {
   }
   bool incoming = false;
   for (const TensorDecl& decl : op->outputs) {
-    LINNET_TRY(take(decl.name, Dtype::f64, &vectors->stored));
-    const bool stored = file.has(decl.name);
-    if (!decl.optional || stored || decl.saved) problem.outputs.push_back(decl.name);
+    LINNET_TRY(take(decl.name, decl.element == Element::index ? Dtype::i64 : Dtype::f64, &vectors->stored));
+    if (!decl.optional || has(decl.name) || decl.saved) problem.outputs.push_back(decl.name);
     if (!decl.differentiable || !op->differentiable()) continue;
-    incoming |= file.has("d" + decl.name);
+    incoming |= has("d" + decl.name);
     LINNET_TRY(take("d" + decl.name, Dtype::f64, &problem.incoming));
   }
   for (const TensorDecl& decl : op->inputs) {
-    if (!decl.differentiable || !op->differentiable() || !incoming || !file.has("d" + decl.name)) continue;
+    if (!decl.differentiable || !op->differentiable() || !incoming || !has("d" + decl.name)) continue;
     LINNET_TRY(take("d" + decl.name, Dtype::f64, &vectors->stored));
     problem.gradients.push_back("d" + decl.name);
   }
   for (const std::string& tensor : file.names()) {
     if (is_matrix(*op, file, tensor)) LINNET_TRY(take(tensor, Dtype::f64, &vectors->stored));
-    if (!contains(used, tensor)) vectors->unchecked.push_back(tensor);
+    const bool own = stored.prefix.empty() || tensor.rfind(stored.prefix, 0) == 0;
+    const bool shared = first && tensor.find('.') == std::string::npos;
+    if ((own || shared) && !contains(used, tensor)) vectors->unchecked.push_back(tensor);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status load_vectors(const std::string& path, std::vector<VectorFile>* files) {
+  files->clear();
+  SafetensorsFile file;
+  LINNET_TRY(SafetensorsFile::open(path, file));
+  for (const char* key : {"mechanism", "operator"}) {
+    if (!file.metadata(key).empty()) continue;
+    return bad_input(path + ": its metadata has no " + key + ", expected a vector file (tests/vectors/README.md)");
+  }
+  for (const StoredCall& call : calls_of(file)) {
+    VectorFile& vectors = files->emplace_back();
+    vectors.path = path;
+    vectors.name = path.substr(path.find_last_of('/') + 1);
+    if (!call.prefix.empty()) vectors.name += " " + call.prefix.substr(0, call.prefix.size() - 1);
+    LINNET_TRY(load_call(file, call, files->size() == 1, &vectors));
   }
   return {};
 }

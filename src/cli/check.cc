@@ -270,50 +270,51 @@ Status read_plan(const Arguments& args, Plan* plan) {
   return {};
 }
 
+void check_call(const Plan& plan, check::VectorFile file, Report* report) {
+  if (!file.missing.empty()) {
+    report->skip(file.name, file.missing);
+    return;
+  }
+  if (!plan.backward) file.problem.gradients.clear();
+  const Op& op = *file.problem.op;
+  const bool on_gpu = plan.device == Device::cuda;
+  const std::vector<std::string> impls = plan.impl.empty() && !on_gpu
+                                             ? std::vector<std::string>{""}
+                                             : impls_of(op, plan.impl.empty() ? "all" : plan.impl, plan.device);
+  if (impls.empty()) report->skip(file.name, op.name + " has no implementation " + (on_gpu ? "on a CUDA device" : plan.impl));
+  for (const std::string& impl : impls) {
+    for (const Dtype dtype : plan.dtypes) {
+      Result result;
+      const int threads = plan.threads > 0 ? plan.threads : default_executor().workers();
+      const check::Setting setting = {.impl = impl, .threads = threads, .device = plan.device};
+      const Status ran = check::run_vectors(file, dtype, setting, &result);
+      if (on_gpu && ran.code() == Code::impossible) {  // what its kernels do not take
+        report->skip(file.name, ran.message());
+        continue;
+      }
+      if (!ran.ok()) {
+        report->refuse(ran);
+        break;
+      }
+      report->add(file.name, result, true);
+    }
+  }
+  if (!plan.json && !file.unchecked.empty()) {
+    std::string names;
+    for (const std::string& name : file.unchecked) names += (names.empty() ? "" : ", ") + name;
+    std::printf("%s: not compared: %s\n", file.name.c_str(), names.c_str());
+  }
+}
+
 void check_files(const Plan& plan, Report* report) {
   Progress progress("files", static_cast<int64_t>(plan.files.size()));
   for (size_t i = 0; i < plan.files.size(); ++i) {
     progress.at(static_cast<int64_t>(i));
-    check::VectorFile file;
-    const Status status = check::load_vectors(plan.files[i], &file);
+    std::vector<check::VectorFile> calls;
+    const Status status = check::load_vectors(plan.files[i], &calls);
     progress.clear();
-    if (!status.ok()) {
-      report->refuse(status);
-      continue;
-    }
-    if (!file.missing.empty()) {
-      report->skip(file.name, file.missing);
-      continue;
-    }
-    if (!plan.backward) file.problem.gradients.clear();
-    const Op& op = *file.problem.op;
-    const bool on_gpu = plan.device == Device::cuda;
-    const std::vector<std::string> impls = plan.impl.empty() && !on_gpu
-                                               ? std::vector<std::string>{""}
-                                               : impls_of(op, plan.impl.empty() ? "all" : plan.impl, plan.device);
-    if (impls.empty()) report->skip(file.name, op.name + " has no implementation " + (on_gpu ? "on a CUDA device" : plan.impl));
-    for (const std::string& impl : impls) {
-      for (const Dtype dtype : plan.dtypes) {
-        Result result;
-        const int threads = plan.threads > 0 ? plan.threads : default_executor().workers();
-        const check::Setting setting = {.impl = impl, .threads = threads, .device = plan.device};
-        const Status ran = check::run_vectors(file, dtype, setting, &result);
-        if (on_gpu && ran.code() == Code::impossible) {  // what its kernels do not take
-          report->skip(file.name, ran.message());
-          continue;
-        }
-        if (!ran.ok()) {
-          report->refuse(ran);
-          break;
-        }
-        report->add(file.name, result, true);
-      }
-    }
-    if (!plan.json && !file.unchecked.empty()) {
-      std::string names;
-      for (const std::string& name : file.unchecked) names += (names.empty() ? "" : ", ") + name;
-      std::printf("%s: not compared: %s\n", file.name.c_str(), names.c_str());
-    }
+    if (!status.ok()) report->refuse(status);
+    for (size_t call = 0; status.ok() && call < calls.size(); ++call) check_call(plan, std::move(calls[call]), report);
   }
 }
 

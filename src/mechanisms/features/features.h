@@ -44,17 +44,17 @@ struct FeaturesArgs {
   View proj;      // [M, K] favor, favor_hyp, favor_relu: no gradient
   View gamma;     // [K] rebased
   View beta;      // [K] rebased
-  View key_top;   // [B, H] exp, favor, favor_hyp with key_top_rule=given
+  View key_tops;  // [B, H] f32: exp, favor, favor_hyp with key_top given
   FeaturesMap map = FeaturesMap::elu1;
   bool causal = false;
   Normalizer normalizer = Normalizer::standard;
-  Maybe eps;  // default: what the map's source uses
-  KeyTop key_top_rule = KeyTop::global;
-  double temperature = 1;    // map exp: exp(temperature x)
-  int64_t dpfp_nu = 1;       // map dpfp: number of rolls
-  double focused_power = 3;  // map focused
-  double favor_eps = 1e-4;   // maps favor, favor_hyp: added to each feature
-  int64_t max_length = 0;    // map cosformer: M; 0: max(T, S)
+  Maybe eps;                        // default: what the map's source uses
+  KeyTop key_top = KeyTop::global;  // what exp, favor and favor_hyp subtract from the exponents of keys
+  double temperature = 1;           // map exp: exp(temperature x)
+  int64_t dpfp_nu = 1;              // map dpfp: number of rolls
+  double focused_power = 3;         // map focused
+  double favor_eps = 1e-4;          // maps favor, favor_hyp: added to each feature
+  int64_t max_length = 0;           // map cosformer: M; 0: max(T, S)
 };
 struct FeaturesOut {
   View out;          // [B, T, H, V]
@@ -78,7 +78,7 @@ struct FeaturesDecodeArgs {
   View q, k, v;  // [B, T, H, K], [B, T, H, K], [B, T, H, V]
   View state;    // [B, H, F, V] f32: read and overwritten
   View z;        // [B, H, F] f32: read and overwritten
-  View w, b, scale, proj, gamma, beta, key_top;
+  View w, b, scale, proj, gamma, beta, key_tops;
   FeaturesMap map = FeaturesMap::elu1;
   Normalizer normalizer = Normalizer::standard;
   Maybe eps;

@@ -23,6 +23,10 @@ struct MapRows {
   int step;
   bool key;
   int count;
+  // Maps with a stabiliser over keys: exponents of keys are taken less `unit`. tops: null, or per token the running maximum
+  // that its row uses; queries then multiply by exp(unit - top), all but the last feature, which is 1 for every key.
+  double unit = 0;
+  const double* tops = nullptr;
   LINNET_INLINE int64_t token(int row) const { return t + row * step; }
 };
 
@@ -34,6 +38,8 @@ struct RowMap {
   int64_t params = 0;   // elements of the parameters' gradient, per batch row and head
   // f [rows, ldf] = phi(x), x [rows, ldx] padded with zeros
   void (*apply)(const void* self, const MapRows& at, const T* x, int64_t ldx, T* f, int64_t ldf, T* scratch) = nullptr;
+  // Maps with a stabiliser: the largest exponent of each row of keys
+  void (*tops)(const void* self, const MapRows& at, const T* x, int64_t ldx, double* tops, T* scratch) = nullptr;
   // dx [rows, ldx] = J(x)^T df; df [rows, ldf] may be overwritten; dparam += its part, when not null
   void (*backward)(const void* self, const MapRows& at, const T* x, int64_t ldx, T* df, int64_t ldf, T* dx, T* dparam,
                    T* scratch) = nullptr;
@@ -52,6 +58,8 @@ struct MappedCall {
   Normalizer normalizer = Normalizer::add;
   double eps = 0;
   bool causal = false, centred = false;
+  KeyTop rule = KeyTop::global;  // of maps with `tops`; running: causal calls alone
+  View key_tops;                 // [B, H] of T, rule given
   bool wants_params = false;
   T* dparam = nullptr;        // [2 (queries, keys), B, H, params]: filled with the gradient per batch row and head
   bool queries_only = false;  // backward: only the walk over queries (dq and its dparam)
@@ -74,6 +82,7 @@ struct MappedDecode {
   Normalizer normalizer = Normalizer::add;
   double eps = 0;
   int64_t first = 0;  // the position of the first token
+  View key_tops;      // [B, H] of T, or absent
 };
 template <class T>
 int64_t mapped_decode_bytes(const MappedDecode<T>& call, int workers);
@@ -84,7 +93,11 @@ void mapped_decode(const MappedDecode<T>& call, const Launch& launch);
 template <class T>
 int64_t mapped_features_bytes(const RowMap<T>& map, int workers);
 template <class T>
-void mapped_features(const RowMap<T>& map, const View& x, bool key, const View& out, const Launch& launch);
+void mapped_features(const RowMap<T>& map, const View& x, bool key, const double* units, const View& out, const Launch& launch);
+// Maps with a stabiliser: units [B, H], the largest exponent over the keys that take part, or key_tops.
+template <class T>
+void mapped_units(const RowMap<T>& map, const View& k, const View& key_mask, const View& key_tops, double* units,
+                  const Launch& launch);
 
 // Rows of any float type to and from dense scratch of T; `offset` and `step` in elements.
 template <class T>

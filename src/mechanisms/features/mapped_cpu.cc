@@ -90,6 +90,7 @@ struct Mapped {
   T* row_inverse;  // [B, H, T] centred, backward: 1 / n_i, e_i, c_i, written by the query walk
   T* row_e;
   T* row_c;
+  const double* tops;  // maps with a stabiliser: [B, H], running: [B, H, S]
 
   int64_t tokens() const { return call->q.size[1]; }
   int64_t key_tokens() const { return call->k.size[1]; }
@@ -102,6 +103,7 @@ struct Mapped {
   int64_t ldk() const { return round_up<T>(K()); }
   int64_t ldf() const { return round_up<T>(F() + 1); }
   int64_t ldv() const { return round_up<T>(width() + 1); }
+  bool running() const { return call->map.tops != nullptr && call->causal && call->rule == KeyTop::running; }
   bool reversed() const { return kind == Kind::key || kind == Kind::value; }
 
   // ---- what walk.h asks
@@ -111,8 +113,9 @@ struct Mapped {
   int64_t readers() const { return kind == Kind::forward || kind == Kind::query ? tokens() : key_tokens(); }
   int64_t writers() const { return kind == Kind::forward || kind == Kind::query ? key_tokens() : tokens(); }
   StateShape<T> state() const {
-    if (kind == Kind::forward || kind == Kind::value) return {F() + extra(), width(), 0};
-    return {width() + ones(), F(), 0};
+    const int units = running() ? 1 : 0;
+    if (kind == Kind::forward || kind == Kind::value) return {F() + extra(), width(), units};
+    return {width() + ones(), F(), units};
   }
   struct Spare {
     T *x, *dx;   // [C, ldk]
@@ -143,9 +146,35 @@ struct Mapped {
     cut_spare(arena);
     return arena.used() / static_cast<int64_t>(sizeof(T));
   }
-  int admit(int, int64_t, int rows, T*, const Chunk<T>&) const { return rows; }
+  // Running maxima: a chunk takes rows whose maxima differ by at most 60 (exp(60) squared is still a float), in units of the
+  // largest (the smallest, backward in time), and the state is brought to these units.
+  int admit(int head, int64_t at, int rows, T* state_of, const Chunk<T>&) const {
+    if (!running()) return rows;
+    const double* own = tops + (b * H() + head0 + head) * tokens();
+    const double first = own[token(at, tokens())];
+    int n = 1;
+    for (; n < rows; ++n) {
+      const double top = own[token(at + n, tokens())];
+      if (top != first && !(__builtin_fabs(top - first) <= 60)) break;
+    }
+    const StateShape<T> shape = state();
+    T& unit = state_of[shape.scanned()];
+    const T next = static_cast<T>(own[token(at + n - 1, tokens())]);
+    if (next == unit) return n;
+    const double moved = static_cast<double>(next) - static_cast<double>(unit);  // infinite at first, when the state is zeros
+    const T factor = static_cast<T>(__builtin_exp(moved < 0 ? moved : -moved));
+    const bool across = shape.I != F() + extra() || kind == Kind::query || kind == Kind::key;
+    for (int i = 0; i < shape.I; ++i) {
+      if (!across && i + 1 == F()) break;
+      if (!across) state_of[shape.sums() + i] *= factor;
+      for (int j = 0; j < (across ? F() - 1 : shape.J); ++j) state_of[shape.at(i, j)] *= factor;
+    }
+    unit = next;
+    return n;
+  }
   void begin(int, T* state_of) const {
     for (int64_t i = 0; i < state().elements(); i += X::W) X::store(state_of + i, X::zero());
+    if (running()) state_of[state().scanned()] = static_cast<T>(reversed() ? __builtin_inf() : -__builtin_inf());
   }
   void add_ahead(const View& view, int64_t length, int head, int64_t at, int rows, Ahead* ahead_of) const {
     if (rows <= 0 || !view.given()) return;
@@ -165,10 +194,10 @@ struct Mapped {
     const Spare s = spare(c);
     int64_t ld = ldv();
     switch (kind) {
-      case Kind::forward: key_features(head, at, rows, s.f, ld = ldf(), s); break;
+      case Kind::forward: key_features(head, at, rows, state_of, s.f, ld = ldf(), s); break;
       case Kind::query: value_rows(head, at, rows, true, s.f, ld); break;
       case Kind::key: incoming(head, at, rows, true, state_of, s.f, ld, s); break;
-      case Kind::value: query_features(head, at, rows, s.f, ld = ldf(), s); break;
+      case Kind::value: query_features(head, at, rows, state_of, s.f, ld = ldf(), s); break;
     }
     load_tile_transposed<T>(static_cast<const T*>(s.f), ld, rows, state().I, c.yt, kChunk);
   }
@@ -176,8 +205,8 @@ struct Mapped {
     const Spare s = spare(c);
     switch (kind) {
       case Kind::forward: value_rows(head, at, rows, false, c.z, c.ldz); break;
-      case Kind::query: key_features(head, at, rows, c.z, c.ldz, s); break;
-      case Kind::key: query_features(head, at, rows, c.z, c.ldz, s); break;
+      case Kind::query: key_features(head, at, rows, state_of, c.z, c.ldz, s); break;
+      case Kind::key: query_features(head, at, rows, state_of, c.z, c.ldz, s); break;
       case Kind::value: incoming(head, at, rows, false, state_of, c.z, c.ldz, s); break;
     }
     return finite_rows(c.z, c.ldz, rows, state().J);
@@ -185,10 +214,10 @@ struct Mapped {
   void queries(int head, int64_t at, int rows, const T* state_of, const Chunk<T>& c) const {
     const Spare s = spare(c);
     switch (kind) {
-      case Kind::forward: return query_features(head, at, rows, c.x, c.ldx, s);
+      case Kind::forward: return query_features(head, at, rows, state_of, c.x, c.ldx, s);
       case Kind::query: return incoming(head, at, rows, true, state_of, c.x, c.ldx, s);
       case Kind::key: return value_rows(head, at, rows, true, c.x, c.ldx);
-      case Kind::value: return key_features(head, at, rows, c.x, c.ldx, s);
+      case Kind::value: return key_features(head, at, rows, state_of, c.x, c.ldx, s);
     }
   }
 
@@ -216,25 +245,33 @@ struct Mapped {
       if (masked(at + r)) zero_row(dst + r * ld, n);
     }
   }
-  MapRows rows_of(bool key, int head, int64_t at, int rows) const {
-    return {b, head0 + head, token(at, key ? key_tokens() : tokens()), reversed() ? -1 : 1, key, rows};
+  MapRows rows_of(bool key, int head, int64_t at, int rows, const T* state_of) const {
+    MapRows r{b, head0 + head, token(at, key ? key_tokens() : tokens()), reversed() ? -1 : 1, key, rows};
+    const int64_t unit = b * H() + head0 + head;
+    if (running()) {
+      r.tops = tops + unit * tokens();
+      r.unit = static_cast<double>(state_of[state().scanned()]);
+    } else if (call->map.tops != nullptr) {
+      r.unit = tops[unit];
+    }
+    return r;
   }
   const T* mean_value(int head) const { return v0 + (b * H() + head0 + head) * ldv(); }
   const T* mean_key(int head) const { return k0 + (b * H() + head0 + head) * ldf(); }
   int64_t row_index(int head, int64_t at) const { return (b * H() + head0 + head) * tokens() + token(at, tokens()); }
 
   // phi(q); centred: and 0, or c_i in the value walk.
-  void query_features(int head, int64_t at, int rows, T* f, int64_t ld, const Spare& s) const {
+  void query_features(int head, int64_t at, int rows, const T* state_of, T* f, int64_t ld, const Spare& s) const {
     load(call->q, tokens(), head, at, rows, s.x, ldk());
-    call->map.apply(call->map.self, rows_of(false, head, at, rows), s.x, ldk(), f, ld, s.scratch);
+    call->map.apply(call->map.self, rows_of(false, head, at, rows, state_of), s.x, ldk(), f, ld, s.scratch);
     if (!call->centred || kind == Kind::key) return;
     for (int r = 0; r < rows; ++r) f[r * ld + F()] = kind == Kind::value ? row_c[row_index(head, at + r)] : T(0);
   }
   // phi(k), 0 for masked keys; centred: phi(k) - k0 and, as a feature of forward and value walks, 1.
-  void key_features(int head, int64_t at, int rows, T* f, int64_t ld, const Spare& s) const {
+  void key_features(int head, int64_t at, int rows, const T* state_of, T* f, int64_t ld, const Spare& s) const {
     load(call->k, key_tokens(), head, at, rows, s.x, ldk());
     zero_masked(at, rows, s.x, ldk(), ldk());
-    call->map.apply(call->map.self, rows_of(true, head, at, rows), s.x, ldk(), f, ld, s.scratch);
+    call->map.apply(call->map.self, rows_of(true, head, at, rows, state_of), s.x, ldk(), f, ld, s.scratch);
     const int64_t own = F() + (kind == Kind::query ? 0 : extra());
     if (call->centred) {
       const T* mean = mean_key(head);
@@ -339,8 +376,8 @@ struct Mapped {
         return call->centred ? finish_centred(head, at, rows, state_of, c) : finish_forward(head, at, rows, c);
       case Kind::query:
         if (call->centred) remember_c(head, at, rows, state_of, c);
-        return finish_input(false, head, at, rows, c, call->q, call->dq);
-      case Kind::key: return finish_input(true, head, at, rows, c, call->k, call->dk);
+        return finish_input(false, head, at, rows, state_of, c, call->q, call->dq);
+      case Kind::key: return finish_input(true, head, at, rows, state_of, c, call->k, call->dk);
       case Kind::value:
         zero_masked(at, rows, c.o, c.ldz, width());
         return store(c.o, c.ldz, rows, call->dv, key_tokens(), head, at);
@@ -399,7 +436,7 @@ struct Mapped {
   void remember_c(int head, int64_t at, int rows, const T* state_of, const Chunk<T>& c) const {
     const Spare s = spare(c);
     const StateShape<T> shape = state();
-    query_features(head, at, rows, s.f, ldf(), s);
+    query_features(head, at, rows, state_of, s.f, ldf(), s);
     T* zk = s.local;
     for (int j = 0; j < F(); ++j) zk[j] = 0;
     for (int r = 0; r < rows; ++r) {
@@ -414,7 +451,8 @@ struct Mapped {
     }
   }
   // dx from dphi, which stands in c.o.
-  void finish_input(bool key, int head, int64_t at, int rows, const Chunk<T>& c, const View& x, const View& dx) const {
+  void finish_input(bool key, int head, int64_t at, int rows, const T* state_of, const Chunk<T>& c, const View& x,
+                    const View& dx) const {
     const Spare s = spare(c);
     T* part = nullptr;
     if (call->dparam != nullptr && call->wants_params) {
@@ -427,7 +465,7 @@ struct Mapped {
       zero_masked(at, rows, s.x, ldk(), ldk());
       zero_masked(at, rows, c.o, c.ldz, F());
     }
-    call->map.backward(call->map.self, rows_of(key, head, at, rows), s.x, ldk(), c.o, c.ldz, s.dx, part, s.scratch);
+    call->map.backward(call->map.self, rows_of(key, head, at, rows, state_of), s.x, ldk(), c.o, c.ldz, s.dx, part, s.scratch);
     if (key) zero_masked(at, rows, s.dx, ldk(), ldk());
     store(s.dx, ldk(), rows, dx, key ? key_tokens() : tokens(), head, at);
   }
@@ -439,7 +477,7 @@ struct Mapped {
     const T* mean = mean_value(head);
     const T* z = state_of + shape.sums();
     if (call->centred) return end_centred(head, state_of, shape);
-    for (int i = 0; i < F(); ++i) {
+    for (int i = 0; i < F() - (running() ? 1 : 0); ++i) {
       if (call->final_z.given()) *call->final_z.template at<T>(b, h, i) = z[i];
       for (int j = 0; call->final_state.given() && j < width(); ++j) {
         call->final_state.template at<T>(b, h, i)[j] = state_of[shape.at(i, j)] + z[i] * mean[j];
@@ -482,10 +520,11 @@ struct Plan {
   bool ladder = false;
   int64_t worker_bytes = 0;
   T *v0 = nullptr, *k0 = nullptr, *row_inverse = nullptr, *row_e = nullptr, *row_c = nullptr;
+  double* tops = nullptr;
   char* workers = nullptr;
   T *states = nullptr, *window = nullptr;
 
-  Mapped<T> source(Kind kind) const { return {&call, kind, 0, 0, 1, v0, k0, row_inverse, row_e, row_c}; }
+  Mapped<T> source(Kind kind) const { return {&call, kind, 0, 0, 1, v0, k0, row_inverse, row_e, row_c, tops}; }
   int64_t B() const { return call.q.size[0]; }
   int64_t H() const { return call.q.size[2]; }
   int64_t units(const Job<T>& job) const { return job.wanted ? B() * job.groups : 0; }
@@ -530,10 +569,11 @@ Plan<T> plan_of(Arena& arena, const MappedCall<T>& call, bool backward, int work
   if (call.centred && backward) {
     for (T** row : {&plan.row_inverse, &plan.row_e, &plan.row_c}) *row = arena.take<T>(heads * T0);
   }
+  if (call.map.tops != nullptr) plan.tops = arena.take<double>(heads * (any_kind.running() ? S : 1));
   int64_t units = 0, states = 0, window = 0;
   for (int i = 0; i < plan.count; ++i) units += plan.units(plan.jobs[i]);
   // A parameter's gradient is added up along the walk, in order.
-  plan.ladder = prefer_ladder(units, (T0 > S ? T0 : S) / kChunk, workers) && !params;
+  plan.ladder = prefer_ladder(units, (T0 > S ? T0 : S) / kChunk, workers) && !params && !any_kind.running();
   for (int i = 0; i < plan.count; ++i) {
     const Job<T>& job = plan.jobs[i];
     if (!job.wanted) continue;
@@ -596,7 +636,7 @@ void take_means(const Plan<T>& plan, const Launch& launch) {
         T* tile = s.f;
         const int64_t ld = keys ? source.ldf() : source.ldv();
         if (keys) {
-          source.key_features(0, at, n, tile, ld, s);  // k0 is still 0
+          source.key_features(0, at, n, nullptr, tile, ld, s);  // k0 is still 0
         } else {
           source.value_rows(0, at, n, false, tile, ld);
         }
@@ -615,6 +655,41 @@ void take_means(const Plan<T>& plan, const Launch& launch) {
     };
     mean(false, source.width(), v0);
     if (call.centred) mean(true, source.F(), k0);
+  });
+}
+
+// The largest exponent over each head's keys, or its running maximum.
+template <class T>
+void take_tops(const Plan<T>& plan, const Launch& launch) {
+  const MappedCall<T>& call = plan.call;
+  if (call.map.tops == nullptr) return;
+  const int64_t S = call.k.size[1];
+  parallel(launch, plan.B() * plan.H(), [&](int64_t task, int worker) {
+    const Mapped<T> biggest = plan.source(plan.jobs[0].wanted   ? plan.jobs[0].kind
+                                          : plan.jobs[1].wanted ? Kind::key
+                                                                : Kind::value);
+    const Chunk<T> chunk = chunk_of<T>(plan, worker, biggest, nullptr);
+    Mapped<T> source = plan.source(Kind::query);
+    source.b = task / plan.H();
+    source.head0 = task % plan.H();
+    const auto s = source.spare(chunk);
+    if (call.rule == KeyTop::given) {
+      plan.tops[task] = static_cast<double>(*call.key_tops.template at<const T>(source.b, source.head0));
+      return;
+    }
+    double top = -__builtin_inf();
+    for (int64_t at = 0; at < S; at += kChunk) {
+      const int n = chunk_rows(at, S);
+      double rows[kChunk];
+      source.load(call.k, S, 0, at, n, s.x, source.ldk());
+      source.zero_masked(at, n, s.x, source.ldk(), source.ldk());
+      call.map.tops(call.map.self, {source.b, source.head0, at, 1, true, n}, s.x, source.ldk(), rows, s.scratch);
+      for (int r = 0; r < n; ++r) {
+        if (!source.masked(at + r) && rows[r] > top) top = rows[r];
+        if (source.running()) plan.tops[task * S + at + r] = top;
+      }
+    }
+    if (!source.running()) plan.tops[task] = top;
   });
 }
 
@@ -656,6 +731,7 @@ void mapped_forward(const MappedCall<T>& call, const Launch& launch) {
   const Plan<T> plan = plan_of(arena, call, false, launch.workers);
   if (!plan.jobs[0].wanted) return;
   take_means(plan, launch);
+  take_tops(plan, launch);
   run_jobs(plan, launch, 0, plan.count);
 }
 
@@ -684,6 +760,7 @@ void mapped_backward(const MappedCall<T>& call, const Launch& launch) {
   }
   if (!plan.jobs[0].wanted && !plan.jobs[1].wanted && !plan.jobs[2].wanted) return;
   take_means(plan, launch);
+  take_tops(plan, launch);
   if (call.centred) {  // the others read what the query walk remembers of its rows
     run_jobs(plan, launch, 0, 1);
     return run_jobs(plan, launch, 1, plan.count);
@@ -702,7 +779,8 @@ int64_t mapped_features_bytes(const RowMap<T>& map, int workers) {
   return workers * arena.used();
 }
 template <class T>
-void mapped_features(const RowMap<T>& map, const View& x, bool key, const View& out, const Launch& launch) {
+void mapped_features(const RowMap<T>& map, const View& x, bool key, const double* units, const View& out,
+                     const Launch& launch) {
   const int64_t each = mapped_features_bytes(map, 1), H = x.size[2], length = x.size[1];
   const int64_t chunks = (length + kChunk - 1) / kChunk;
   parallel(launch, x.size[0] * H * chunks, [&](int64_t task, int worker) {
@@ -713,9 +791,39 @@ void mapped_features(const RowMap<T>& map, const View& x, bool key, const View& 
     const int64_t b = task / (H * chunks), h = task / chunks % H, at = task % chunks * kChunk;
     const int n = chunk_rows(at, length);
     load_rows<T>(x, b * x.stride[0] + at * x.stride[1] + h * x.stride[2], x.stride[1], n, map.K, rows_x, round_up<T>(map.K));
-    map.apply(map.self, {b, h, at, 1, key, n}, rows_x, round_up<T>(map.K), rows_f, round_up<T>(map.F), scratch);
-    store_rows<T>(rows_f, round_up<T>(map.F), n, map.F, out, b * out.stride[0] + at * out.stride[1] + h * out.stride[2],
-                  out.stride[1], nullptr);
+    map.apply(map.self, {b, h, at, 1, key, n, units == nullptr ? 0 : units[b * H + h]}, rows_x, round_up<T>(map.K), rows_f,
+              round_up<T>(map.F), scratch);
+    store_rows<T>(rows_f, round_up<T>(map.F), n, static_cast<int>(out.size[3]), out,
+                  b * out.stride[0] + at * out.stride[1] + h * out.stride[2], out.stride[1], nullptr);
+  });
+}
+
+template <class T>
+void mapped_units(const RowMap<T>& map, const View& k, const View& key_mask, const View& key_tops, double* units,
+                  const Launch& launch) {
+  const int64_t each = mapped_features_bytes(map, 1), H = k.size[2], S = k.size[1];
+  parallel(launch, k.size[0] * H, [&](int64_t task, int worker) {
+    const int64_t b = task / H, h = task % H;
+    if (key_tops.given()) {
+      units[task] = static_cast<double>(*key_tops.template at<const T>(b, h));
+      return;
+    }
+    Arena arena(launch.workspace + worker * each);
+    T* rows_x = arena.take<T>(kChunk * round_up<T>(map.K));
+    arena.take<T>(kChunk * round_up<T>(map.F));
+    T* scratch = arena.take<T>(map.scratch);
+    double top = -__builtin_inf();
+    for (int64_t at = 0; at < S; at += kChunk) {
+      const int n = chunk_rows(at, S);
+      double rows[kChunk];
+      load_rows<T>(k, b * k.stride[0] + at * k.stride[1] + h * k.stride[2], k.stride[1], n, map.K, rows_x, round_up<T>(map.K));
+      map.tops(map.self, {b, h, at, 1, true, n}, rows_x, round_up<T>(map.K), rows, scratch);
+      for (int r = 0; r < n; ++r) {
+        const bool masked = key_mask.given() && *key_mask.template at<const uint8_t>(b, at + r) == 0;
+        if (!masked && rows[r] > top) top = rows[r];
+      }
+    }
+    units[task] = top == -__builtin_inf() ? 0 : top;
   });
 }
 
@@ -759,9 +867,11 @@ void mapped_decode(const MappedDecode<T>& call, const Launch& launch) {
       load_rows<T>(view, b * view.stride[0] + t * view.stride[1] + h * view.stride[2], 0, 1, cols, to, round_up<T>(cols));
     };
     T* z = call.z.template at<T>(b, h);
+    const double unit = call.key_tops.given() ? static_cast<double>(*call.key_tops.template at<const T>(b, h)) : 0;
     for (int64_t t = 0; t < call.q.size[1]; ++t) {
       rows(call.k, t, K, s.x);
-      call.map.apply(call.map.self, {b, h, call.first + t, 1, true, 1}, s.x, round_up<T>(K), s.k, round_up<T>(F), s.scratch);
+      call.map.apply(call.map.self, {b, h, call.first + t, 1, true, 1, unit}, s.x, round_up<T>(K), s.k, round_up<T>(F),
+                     s.scratch);
       rows(call.q, t, K, s.x);
       call.map.apply(call.map.self, {b, h, call.first + t, 1, false, 1}, s.x, round_up<T>(K), s.q, round_up<T>(F), s.scratch);
       rows(call.v, t, width, s.v);
@@ -784,17 +894,18 @@ void mapped_decode(const MappedDecode<T>& call, const Launch& launch) {
   });
 }
 
-#define LINNET_MAPPED(T)                                                                             \
-  template void load_rows<T>(const View&, int64_t, int64_t, int, int, T*, int64_t);                  \
-  template void store_rows<T>(const T*, int64_t, int, int, const View&, int64_t, int64_t, const T*); \
-  template int64_t mapped_forward_bytes<T>(const MappedCall<T>&, int);                               \
-  template void mapped_forward<T>(const MappedCall<T>&, const Launch&);                              \
-  template int64_t mapped_backward_bytes<T>(const MappedCall<T>&, int);                              \
-  template void mapped_backward<T>(const MappedCall<T>&, const Launch&);                             \
-  template int64_t mapped_decode_bytes<T>(const MappedDecode<T>&, int);                              \
-  template void mapped_decode<T>(const MappedDecode<T>&, const Launch&);                             \
-  template int64_t mapped_features_bytes<T>(const RowMap<T>&, int);                                  \
-  template void mapped_features<T>(const RowMap<T>&, const View&, bool, const View&, const Launch&);
+#define LINNET_MAPPED(T)                                                                                            \
+  template void load_rows<T>(const View&, int64_t, int64_t, int, int, T*, int64_t);                                 \
+  template void store_rows<T>(const T*, int64_t, int, int, const View&, int64_t, int64_t, const T*);                \
+  template int64_t mapped_forward_bytes<T>(const MappedCall<T>&, int);                                              \
+  template void mapped_forward<T>(const MappedCall<T>&, const Launch&);                                             \
+  template int64_t mapped_backward_bytes<T>(const MappedCall<T>&, int);                                             \
+  template void mapped_backward<T>(const MappedCall<T>&, const Launch&);                                            \
+  template int64_t mapped_decode_bytes<T>(const MappedDecode<T>&, int);                                             \
+  template void mapped_decode<T>(const MappedDecode<T>&, const Launch&);                                            \
+  template int64_t mapped_features_bytes<T>(const RowMap<T>&, int);                                                 \
+  template void mapped_features<T>(const RowMap<T>&, const View&, bool, const double*, const View&, const Launch&); \
+  template void mapped_units<T>(const RowMap<T>&, const View&, const View&, const View&, double*, const Launch&);
 LINNET_MAPPED(float)
 LINNET_MAPPED(double)
 

@@ -108,7 +108,8 @@ struct Head {
     if (call.normalizer == Normalizer::none) return 0;
     load_row(call.out, b, t, h, s.o);
     const double den = get(call.den, b, t, h), inverse = den == 0 ? 0 : 1 / den;
-    const bool clamped = call.normalizer == Normalizer::max && den <= call.eps;
+    // den may have been saved in f32, where the clamp's eps rounds up.
+    const bool clamped = call.normalizer == Normalizer::max && den <= call.eps * (1 + 0x1p-23);
     double last = 0;
     for (int64_t j = 0; j < V(); ++j) {
       last -= s.v[j] * ((clamped ? 0 : s.o[j]) - s.v0[j]) * inverse;
@@ -160,14 +161,15 @@ void mapped_forward(const MappedCall& call, RowMap& map, const MappedScratch& s)
         store_row(call.out, b, t, h, s.o);
         if (call.den.given()) put(call.den, den, b, t, h);
       }
-      for (int64_t i = 0; i < map.F; ++i) {
+      for (int64_t i = 0; i < map.F - (head.running() ? 1 : 0); ++i) {
         if (call.final_z.given()) put(call.final_z, s.z[i], b, h, i);
         for (int64_t j = 0; call.final_state.given() && j < head.V(); ++j) {
           put(call.final_state, s.S[i * head.V() + j] + s.z[i] * s.v0[j], b, h, i, j);
         }
       }
       store_phi(call.phi_q, map, call.q, false, 0, b, h, s);
-      store_phi(call.phi_k, map, call.k, true, call.k.size[1] > 0 ? s.tops[0] : 0, b, h, s);
+      store_phi(call.phi_k, map, call.k, true,
+                call.k.size[1] > 0 && s.tops[call.k.size[1] - 1] != kMinusInfinity ? s.tops[call.k.size[1] - 1] : 0, b, h, s);
     }
   }
 }

@@ -76,7 +76,7 @@ MappedCall<T> call_of(const Args& args, const KernelMap& map) {
   call.causal = args.causal;
   call.centred = true;
   call.normalizer = Normalizer::none;
-  call.map = {&map, map.K, map.K, 0, 0, apply_kernel<T>, kernel_backward<T>};
+  call.map = {&map, map.K, map.K, 0, 0, apply_kernel<T>, nullptr, kernel_backward<T>};
   return call;
 }
 template <class Args>

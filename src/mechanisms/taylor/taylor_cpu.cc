@@ -197,8 +197,8 @@ void taylor_backward(const void* self, const MapRows& at, const T* x, int64_t ld
 
 template <class T>
 RowMap<T> row_map(const Self& self, int64_t params) {
-  return {&self,           static_cast<int>(self.m.K), static_cast<int>(self.m.F), 4 * round_up<T>(self.m.K), params,
-          taylor_apply<T>, taylor_backward<T>};
+  return {&self,   static_cast<int>(self.m.K), static_cast<int>(self.m.F), 4 * round_up<T>(self.m.K), params, taylor_apply<T>,
+          nullptr, taylor_backward<T>};
 }
 
 template <class Body>
@@ -255,7 +255,7 @@ void forward(const Args& args, const TaylorOut& out, const Launch& launch) {
     call.final_state = out.final_state;
     call.final_z = out.final_z;
     mapped_forward(call, launch);
-    if (out.phi_q.given()) mapped_features<T>(call.map, args.q, false, out.phi_q, launch);
+    if (out.phi_q.given()) mapped_features<T>(call.map, args.q, false, nullptr, out.phi_q, launch);
   });
 }
 // The walk over queries in double that gives the scalars: dparam [2, B, H, 3], of which the first half is used.

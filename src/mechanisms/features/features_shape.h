@@ -1,0 +1,87 @@
+// Widths and defaults of the maps, for the reference and the kernels.
+#pragma once
+
+#include "features.h"
+
+namespace linnet {
+
+// What a map needs to know besides its tensors.
+struct FeaturesShape {
+  FeaturesMap map;
+  int64_t B, H, K, F;  // F: without the extra feature of running maxima
+  int64_t R;           // columns of w
+  int64_t M;           // rows of proj
+  Normalizer normalizer;
+  double eps;
+  double temperature, power, favor_eps;
+  int64_t nu;
+  double length;  // cosformer: M
+
+  LINNET_INLINE bool projects() const { return R > 0; }
+};
+
+template <class Args>
+LINNET_INLINE FeaturesShape features_shape(const Args& args, int64_t longest) {
+  FeaturesShape s;
+  s.map = args.map;
+  s.B = args.q.size[0];
+  s.H = args.q.size[2];
+  s.K = args.q.size[3];
+  s.R = args.w.given() ? args.w.size[args.w.rank - 1] : 0;
+  s.M = args.proj.given() ? args.proj.size[0] : 0;
+  s.temperature = args.temperature;
+  s.power = args.focused_power;
+  s.favor_eps = args.favor_eps;
+  s.nu = args.dpfp_nu;
+  s.length = static_cast<double>(args.max_length > 0 ? args.max_length : longest);
+  s.normalizer = Normalizer::add;
+  s.eps = 1e-6;
+  s.F = s.K;
+  switch (s.map) {
+    case FeaturesMap::identity:
+    case FeaturesMap::cosine: s.normalizer = Normalizer::none; break;
+    case FeaturesMap::cosformer:
+      s.normalizer = Normalizer::max;
+      s.F = 2 * s.K;
+      break;
+    case FeaturesMap::favor:
+    case FeaturesMap::favor_relu: s.F = s.M; break;
+    case FeaturesMap::favor_hyp: s.F = 2 * s.M; break;
+    case FeaturesMap::hedgehog:
+    case FeaturesMap::hedgehog_exp:
+      s.F = 2 * s.R;
+      s.eps = 1e-12;
+      break;
+    case FeaturesMap::hedgehog_joint:
+      s.F = 2 * s.K;
+      s.eps = 1e-12;
+      break;
+    case FeaturesMap::t2r: s.F = s.R; break;
+    case FeaturesMap::rebased:
+      s.F = s.K * (s.K + 1) / 2;
+      s.eps = 1e-5;
+      break;
+    case FeaturesMap::dpfp: s.F = 2 * s.K * s.nu; break;
+    case FeaturesMap::taylor:
+      s.F = 1 + s.K + s.K * (s.K + 1) / 2;
+      s.eps = 1e-12;
+      break;
+    default: break;
+  }
+  if (args.normalizer != Normalizer::standard) s.normalizer = args.normalizer;
+  s.eps = args.eps.value_or(s.eps);
+  return s;
+}
+LINNET_INLINE FeaturesShape features_shape(const FeaturesArgs& args) {
+  return features_shape(args, args.q.size[1] > args.k.size[1] ? args.q.size[1] : args.k.size[1]);
+}
+LINNET_INLINE FeaturesShape features_shape(const FeaturesDecodeArgs& args) { return features_shape(args, 1); }
+
+LINNET_INLINE bool features_running(const FeaturesArgs& args) {
+  const bool top = args.map == FeaturesMap::exp || args.map == FeaturesMap::favor || args.map == FeaturesMap::favor_hyp;
+  return top && args.causal && args.key_top == KeyTop::running;
+}
+
+inline constexpr double kHedgehogFloor = 1e-12, kFavorReluFloor = 1e-3, kFocusedFloor = 1e-6, kRebasedEps = 1e-5;
+
+}  // namespace linnet
