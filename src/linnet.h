@@ -5,6 +5,7 @@
 #include "core/op.h"
 #include "core/status.h"
 #include "core/view.h"
+#include "mechanisms/distill/distill.h"
 #include "mechanisms/features/features.h"
 #include "mechanisms/hierarchical/hierarchical.h"
 #include "mechanisms/inline/inline.h"

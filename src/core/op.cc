@@ -147,6 +147,7 @@ class Evaluator {
     if (const OptionDecl* option = op_.find_option(word)) {
       if (option->kind == OptionKind::boolean) return *value = value_at<bool>(args_, option->offset) ? 1 : 0, true;
       if (option->kind == OptionKind::integer) return *value = value_at<int64_t>(args_, option->offset), true;
+      if (option->kind == OptionKind::sizes) return *value = value_at<Sizes>(args_, option->offset).count, true;  // how many
       return false;
     }
     for (const LetterRule& rule : op_.letters) {  // a letter that no tensor has shown
@@ -571,7 +572,8 @@ Status output_shape(const Op& op, const TensorDecl& output, const void* args, co
     }
   }
   const bool acc = output.element == Element::acc;
-  *view = View::dense(nullptr, acc ? (io == Dtype::f64 ? Dtype::f64 : Dtype::f32) : io, sizes, rank);
+  const Dtype dtype = output.element == Element::index ? Dtype::i64 : acc ? (io == Dtype::f64 ? Dtype::f64 : Dtype::f32) : io;
+  *view = View::dense(nullptr, dtype, sizes, rank);
   return {};
 }
 

@@ -73,7 +73,9 @@ Status check_map(const std::string& op, const Args& args, const Dims& dims) {
                      " with map " + name);
   }
   if (w && rank == 3 && dims["R"] == 0) return bad_input(op + ": w has 0 columns, expected at least 1");
-  if (proj && dims["M"] == 0) return bad_input(op + ": proj has 0 rows, expected at least 1");
+  if (proj && dims["M"] < 2) {  // with one feature every key has the same share
+    return bad_input(op + ": proj has " + std::to_string(dims["M"]) + " rows, expected at least 2");
+  }
   const bool is_signed = m == FeaturesMap::identity || m == FeaturesMap::cosine;
   if (is_signed && (args.normalizer == Normalizer::add || args.normalizer == Normalizer::max)) {
     return bad_input(op + ": normalizer with map " + name + " can divide by zero, expected none");

@@ -15,6 +15,22 @@ template <class Body>
 LINNET_INLINE auto by_type(Dtype dtype, const Body& body) {
   return dtype == Dtype::f64 ? body.template operator()<double>() : body.template operator()<float>();
 }
+// Where all features of a query may vanish together, so does den, and the gradient of q is a difference of terms that it
+// divides: in float that loses more digits than the gates allow. These maps run their backward in double.
+template <class Body>
+LINNET_INLINE auto by_pass(const FeaturesArgs& args, Pass pass, const Body& body) {
+  bool vanishes = false;
+  switch (args.map) {
+    case FeaturesMap::relu:
+    case FeaturesMap::relu2:
+    case FeaturesMap::cosformer:
+    case FeaturesMap::favor_relu:
+    case FeaturesMap::t2r:
+    case FeaturesMap::dpfp: vanishes = true; break;
+    default: break;
+  }
+  return by_type(pass == Pass::backward && vanishes ? Dtype::f64 : args.q.dtype, body);
+}
 template <class T>
 inline constexpr Dtype kDtype = sizeof(T) == 8 ? Dtype::f64 : Dtype::f32;
 
@@ -341,7 +357,7 @@ void features_forward(const FeaturesArgs& args, const FeaturesOut& out, const La
 }
 
 void features_backward(const FeaturesArgs& args, const FeaturesOut& out, const FeaturesGrads& grads, const Launch& launch) {
-  by_type(args.q.dtype, [&]<class T>() {
+  by_pass(args, Pass::backward, [&]<class T>() {
     Arena arena(launch.workspace);
     const Work<T> r = cut<T>(arena, args, Pass::backward, launch.workers);
     load_parameters(args, r);
@@ -378,7 +394,7 @@ void features_backward(const FeaturesArgs& args, const FeaturesOut& out, const F
 }
 
 int64_t features_workspace(const FeaturesArgs& args, Pass pass, int workers) {
-  return by_type(args.q.dtype, [&]<class T>() {
+  return by_pass(args, pass, [&]<class T>() {
     Arena arena;
     const Work<T> r = cut<T>(arena, args, pass, workers);
     const FeatureSelf<T> self = self_of(r, features_running(args));

@@ -26,8 +26,18 @@ void load_rows(const View& view, int64_t offset, int64_t step, int rows, int col
       case Dtype::f32: return load_tile<T>(static_cast<const float*>(view.data) + offset, step, rows, cols, dst, ld);
       default: break;
     }
-  } else if (view.dtype == Dtype::f64) {
-    return load_tile<T>(static_cast<const double*>(view.data) + offset, step, rows, cols, dst, ld);
+  } else {
+    if (view.dtype == Dtype::f64) {
+      return load_tile<T>(static_cast<const double*>(view.data) + offset, step, rows, cols, dst, ld);
+    }
+    if (view.dtype == Dtype::f32) {
+      const float* src = static_cast<const float*>(view.data) + offset;
+      for (int r = 0; r < rows; ++r, src += step) {
+        for (int c = 0; c < cols; ++c) dst[r * ld + c] = static_cast<double>(src[c]);
+        for (int64_t c = cols; c < round_up<T>(cols); ++c) dst[r * ld + c] = 0;
+      }
+      return;
+    }
   }
   for (int r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < round_up<T>(cols); ++c) {
@@ -327,7 +337,7 @@ struct Mapped {
       T* row = dst + r * ld;
       const T den = saved_den(head, at + r);
       const V inverse = X::broadcast(den == 0 ? T(0) : 1 / den);
-      const bool clamped = call->normalizer == Normalizer::max && den <= eps;
+      const bool clamped = call->normalizer == Normalizer::max && den <= eps * static_cast<T>(1 + 0x1p-23);  // saved in f32
       V dot = X::zero();
       for (int c = 0; c < w; c += X::W) {
         const V g = X::load(row + c, w - c) * inverse;
@@ -383,7 +393,7 @@ struct Mapped {
         return store(c.o, c.ldz, rows, call->dv, key_tokens(), head, at);
     }
   }
-  // o = v0 + (num' + (d - den) v0) / den
+  // o = (num' + d v0) / den
   void finish_forward(int head, int64_t at, int rows, const Chunk<T>& c) const {
     const T eps = static_cast<T>(call->eps);
     const T* mean = mean_value(head);
@@ -395,8 +405,7 @@ struct Mapped {
       if (call->normalizer != Normalizer::none) {
         const bool add = call->normalizer == Normalizer::add;
         den = add ? d + eps : d > eps || d != d ? d : eps;
-        const T inverse = den == 0 || d == 0 ? T(0) : 1 / den, less = add ? -eps : d > eps ? T(0) : d - eps;
-        const T share = d == 0 ? T(0) : 1 + less * inverse;  // of v0: the weights' sum over den
+        const T inverse = den == 0 || d == 0 ? T(0) : 1 / den, share = d * inverse;  // share: of v0, the weights' sum over den
         for (int j = 0; j < width(); j += X::W) {
           X::store(row + j, fma(X::load(row + j), X::broadcast(inverse), X::load(mean + j) * X::broadcast(share)));
         }

@@ -1,0 +1,137 @@
+// distill: linear attention whose positive features are learned from a softmax layer, and what chooses their number.
+//
+//   l(x)_m = D^-1/4 z_m.x - |x|^2 / (2 sqrt D) + (1/2) log(alpha_m / M)
+//   log a_ij = logsumexp_m(l(q_i)_m + l(k_j)_m + key_logw_j),   out_i = sum_j a_ij v_j / sum_j a_ij       j <= i when causal
+//
+// Nishikawa, Higuchi, Suzuki, NeurIPS 2025, arXiv 2507.03340. The estimator of degrees of freedom, allocation, balancing,
+// losses, statistics of heads and hybrids with a window: docs/mechanisms/distill.md.
+#pragma once
+
+#include "../../core/args.h"
+
+namespace linnet {
+
+struct DistillArgs {
+  View q, k, v;   // [B, T, H, K], [B, T, H, K], [B, T, H, V]
+  View z;         // [H, M, K] f32: directions
+  View alpha;     // [H, M] f32, > 0; 0 switches a feature off
+  View key_mask;  // optional [B, T] u8
+  View key_logw;  // optional [B, T, H] f32: added to the logarithm of each key's weight
+  bool causal = false;
+  Maybe scale;  // of the scores; default K^-0.5
+};
+struct DistillOut {
+  View out;                                              // [B, T, H, V]
+  View out_softmax;                                      // optional [B, T, H, V]: the teacher's output
+  View loss_l2, loss_l2rel, loss_ce, loss_kl, loss_mse;  // optional [H] f32
+  View dz_l2, dz_l2rel, dz_ce, dz_mse;                   // optional [H, M, K] f32: gradients of the losses
+  View dalpha_l2, dalpha_l2rel, dalpha_ce, dalpha_mse;   // optional [H, M] f32
+};
+struct DistillGrads {
+  View dout, dq, dk, dv, dz, dalpha, dkey_logw;
+};
+const Op& distill_op();
+
+// One or few tokens; per feature the running maximum c of l(k), and S, n in units of exp(c).
+struct DistillDecodeArgs {
+  View q, k, v;   // [B, T, H, K], [B, T, H, K], [B, T, H, V]
+  View z, alpha;  // [H, M, K], [H, M]
+  View state;     // [B, H, M, V] f32: read and overwritten
+  View n;         // [B, H, M] f32
+  View c;         // [B, H, M] f32; -inf at first
+  View key_logw;  // optional [B, T, H] f32
+  Maybe scale;
+};
+struct DistillDecodeOut {
+  View out;
+};
+struct DistillDecodeGrads {};
+const Op& distill_decode_op();
+
+// Degrees of freedom of the kernel exp(x.y / sqrt D) (softmax) or exp(-|x-y|^2 / (2 sqrt D)) (gauss) on samples, in double.
+struct DistillDofArgs {
+  View x;       // [J, D]
+  View lambda;  // [N], > 0
+  View z;       // [P, D]: candidate directions; P may be 0
+  double leverage_lambda = 0.0625;
+};
+struct DistillDofOut {
+  View dof_softmax_mean, dof_softmax_gram, dof_softmax_trace;  // optional [N]
+  View dof_gauss_mean, dof_gauss_gram, dof_gauss_trace;
+  View eig_softmax_mean, eig_gauss_mean;  // optional [J], descending
+  View leverage;                          // optional [P]
+  View unresolved;                        // optional [6, N]: 1 where small eigenvalues are lost to rounding, in the order above
+};
+struct DistillDofGrads {};
+const Op& distill_dof_op();
+
+// Dimensions per layer under a budget.
+struct DistillAllocArgs {
+  View dof;                                 // [S, H]: degrees of freedom of each head
+  View spectra;                             // optional [S, R]: eigenvalues, descending
+  View weights;                             // optional [S]
+  double cost = 64;                         // mean dimension per layer
+  int64_t low = 0, high = 0, multiple = 1;  // high 0: no limit
+  int64_t greedy_total = 0;
+};
+struct DistillAllocOut {
+  View dims, dims_clip, dims_aligned, dims_exact, dims_greedy;  // optional [S] i64
+};
+struct DistillAllocGrads {};
+const Op& distill_alloc_op();
+
+// The exact symmetries of softmax attention that make its kernel easiest for features, and attention with and without them.
+struct DistillBalanceArgs {
+  View q, k, v;   // [B, T, H, K], [B, T, H, K], [B, T, H, V]
+  View z, alpha;  // [H, M, K], [H, M]
+  bool causal = true;
+  double ridge = 1e-6;
+  int64_t window = 64;  // of out_hybrid, the current key included
+};
+struct DistillBalanceOut {
+  View q_mean, k_mean;           // optional [H, K] f32
+  View A;                        // optional [H, K, K] f32
+  View q_balanced, k_balanced;   // optional [B, T, H, K] f32
+  View key_logw;                 // optional [B, T, H] f32
+  View out, out_plain;           // optional [B, T, H, V]: features with and without balancing
+  View out_softmax, out_hybrid;  // optional [B, T, H, V]: the teacher, and exact window with balanced features beyond it
+};
+struct DistillBalanceGrads {};
+const Op& distill_balance_op();
+
+// Hybrids of a softmax window with hedgehog features, and statistics of causal softmax heads.
+struct DistillWindowArgs {
+  View q, k, v;        // [B, T, H, K], [B, T, H, K], [B, T, H, V]
+  View wq, wk;         // [H, K, F]
+  View window_factor;  // [H]
+  int64_t window = 64;
+  Sizes windows{3, {1, 4, 16}};
+  int64_t sinks = 4;
+};
+struct DistillWindowOut {
+  View fq, fk;                                                                                 // optional [B, T, H, 2*F] f32
+  View out_sliding, out_terraced;                                                              // optional [B, T, H, V]
+  View entropy, entropy_ratio, distance, window_mass, sink_mass, stable_rank, effective_rank;  // optional [H], mass [H, W], f32
+  View gate_dt_bias, gate_beta, gate_beta_logit;                                               // optional [H] f32
+};
+struct DistillWindowGrads {};
+const Op& distill_window_op();
+
+LINNET_KERNELS(distill, DistillArgs, DistillOut, DistillGrads)
+LINNET_KERNELS(distill_decode, DistillDecodeArgs, DistillDecodeOut, DistillDecodeGrads)
+LINNET_KERNELS(distill_dof, DistillDofArgs, DistillDofOut, DistillDofGrads)
+LINNET_KERNELS(distill_alloc, DistillAllocArgs, DistillAllocOut, DistillAllocGrads)
+LINNET_KERNELS(distill_balance, DistillBalanceArgs, DistillBalanceOut, DistillBalanceGrads)
+LINNET_KERNELS(distill_window, DistillWindowArgs, DistillWindowOut, DistillWindowGrads)
+
+LINNET_INLINE double distill_scale(const Maybe& scale, int64_t K) {  // what multiplies q, so that its scores have scale K^-0.5
+  return scale.given ? scale.value * __builtin_sqrt(static_cast<double>(K)) : 1;
+}
+
+// The teacher's output, losses and their gradients of one head; in double, tile-free, one row of scores at a time. Shared by
+// the reference and the kernels. scratch: distill_loss_scratch(args) doubles.
+void distill_losses(const DistillArgs& args, const DistillOut& out, int64_t h, double* scratch);
+int64_t distill_loss_scratch(const DistillArgs& args);
+bool distill_wants_losses(const DistillOut& out);
+
+}  // namespace linnet

@@ -1,0 +1,436 @@
+// Balancing, hybrids and statistics of heads, in double: the specification and, since they run once per head of a model, the
+// only implementation of `distill_balance` and `distill_window`.
+#include <algorithm>
+#include <cmath>
+
+#include "core/launch.h"
+#include "distill.h"
+#include "distill_spectra.h"
+#include "mechanisms/features/ref_rows.h"
+
+namespace linnet::ref {
+namespace {
+
+// ---- attention by pairs over a window of exact scores and features beyond it, in the log domain
+
+struct Balance {
+  int64_t B, T, H, K, V, M;
+  double eta, root;
+  double *q0, *k0;                       // [K]
+  double *Sq, *Sk, *A, *inverse;         // [K, K]
+  double *work, *vectors, *half, *back;  // [K, K] scratch: Sq^1/2, Sq^-1/2
+  double* values;                        // [K]
+  double *q, *k, *logw;                  // balanced, of one batch row: [T, K], [T, K], [T]
+  double *lq, *lk;                       // [T, M]
+  double *log_a, *o;                     // [T], [V]
+};
+Balance cut_balance(Arena& arena, const DistillBalanceArgs& args) {
+  Balance r{};
+  r.B = args.q.size[0];
+  r.T = args.q.size[1];
+  r.H = args.q.size[2];
+  r.K = args.q.size[3];
+  r.V = args.v.size[3];
+  r.M = args.z.size[1];
+  r.eta = 1 / std::sqrt(static_cast<double>(r.K));
+  r.root = std::sqrt(std::sqrt(static_cast<double>(r.K)));
+  for (double** row : {&r.q0, &r.k0, &r.values}) *row = arena.take<double>(r.K);
+  for (double** m : {&r.Sq, &r.Sk, &r.A, &r.inverse, &r.work, &r.vectors, &r.half, &r.back}) *m = arena.take<double>(r.K * r.K);
+  r.q = arena.take<double>(r.T * r.K);
+  r.k = arena.take<double>(r.T * r.K);
+  r.logw = arena.take<double>(r.T);
+  r.lq = arena.take<double>(r.T * r.M);
+  r.lk = arena.take<double>(r.T * r.M);
+  r.log_a = arena.take<double>(r.T);
+  r.o = arena.take<double>(r.V);
+  return r;
+}
+
+// to = f(a) through the eigenvalues of the symmetric a, which is kept
+template <class F>
+void of_matrix(const Balance& r, const double* a, double* to, const F& f) {
+  const int64_t n = r.K;
+  std::copy(a, a + n * n, r.work);
+  symmetric_eigenvectors(n, r.work, r.values, r.vectors);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int64_t e = 0; e < n; ++e) sum += f(std::max(r.values[e], 0.0)) * r.vectors[e * n + i] * r.vectors[e * n + j];
+      to[i * n + j] = sum;
+    }
+  }
+}
+void product(int64_t n, const double* a, const double* b, double* c) {
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int64_t e = 0; e < n; ++e) sum += a[i * n + e] * b[e * n + j];
+      c[i * n + j] = sum;
+    }
+  }
+}
+
+// q0, k0, A and its inverse of head h
+void find_balance(const Balance& r, const DistillBalanceArgs& args, int64_t h) {
+  const int64_t K = r.K, rows = r.B * r.T;
+  const double count = static_cast<double>(std::max<int64_t>(1, rows));
+  const auto moments = [&](const View& x, double* mean, double* S) {
+    for (int64_t c = 0; c < K; ++c) mean[c] = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t c = 0; c < K; ++c) mean[c] += get(x, i / r.T, i % r.T, h, c) / count;
+    }
+    for (int64_t i = 0; i < K * K; ++i) S[i] = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t a = 0; a < K; ++a) {
+        for (int64_t b = 0; b < K; ++b) {
+          S[a * K + b] += (get(x, i / r.T, i % r.T, h, a) - mean[a]) * (get(x, i / r.T, i % r.T, h, b) - mean[b]) / count;
+        }
+      }
+    }
+    double trace = 0;
+    for (int64_t c = 0; c < K; ++c) trace += S[c * K + c];
+    for (int64_t c = 0; c < K; ++c) S[c * K + c] += args.ridge * trace / static_cast<double>(K);
+  };
+  moments(args.q, r.q0, r.Sq);
+  moments(args.k, r.k0, r.Sk);
+  const auto root_of = [](double x) { return std::sqrt(x); };
+  const auto inverse_root = [](double x) { return x > 0 ? 1 / std::sqrt(x) : 0; };
+  of_matrix(r, r.Sq, r.half, root_of);
+  of_matrix(r, r.Sq, r.back, inverse_root);
+  product(K, r.half, r.Sk, r.A);
+  product(K, r.A, r.half, r.inverse);  // Sq^1/2 Sk Sq^1/2
+  for (int64_t i = 0; i < K; ++i) {
+    for (int64_t j = 0; j < i; ++j)
+      r.inverse[i * K + j] = r.inverse[j * K + i] = 0.5 * (r.inverse[i * K + j] + r.inverse[j * K + i]);
+  }
+  of_matrix(r, r.inverse, r.A, root_of);
+  product(K, r.back, r.A, r.half);
+  product(K, r.half, r.back, r.inverse);  // A^2
+  for (int64_t i = 0; i < K; ++i) {
+    for (int64_t j = 0; j < i; ++j)
+      r.inverse[i * K + j] = r.inverse[j * K + i] = 0.5 * (r.inverse[i * K + j] + r.inverse[j * K + i]);
+  }
+  std::copy(r.inverse, r.inverse + K * K, r.half);
+  of_matrix(r, r.half, r.A, root_of);
+  of_matrix(r, r.half, r.inverse, inverse_root);
+}
+
+double dot(const double* a, const double* b, int64_t n) {
+  double sum = 0;
+  for (int64_t c = 0; c < n; ++c) sum += a[c] * b[c];
+  return sum;
+}
+
+// Log features of rows x [T, K] of head h
+void log_features(const Balance& r, const DistillBalanceArgs& args, int64_t h, const double* x, double* l) {
+  for (int64_t t = 0; t < r.T; ++t) {
+    const double norm = dot(x + t * r.K, x + t * r.K, r.K) * r.eta / 2;
+    for (int64_t m = 0; m < r.M; ++m) {
+      double sum = 0;
+      for (int64_t c = 0; c < r.K; ++c) sum += get(args.z, h, m, c) * x[t * r.K + c];
+      l[t * r.M + m] = sum / r.root - norm + 0.5 * std::log(get(args.alpha, h, m) / static_cast<double>(r.M));
+    }
+  }
+}
+
+// out of row i from the log weights of its keys
+void mix(const Balance& r, const View& v, const View& out, int64_t b, int64_t h, int64_t i, int64_t keys) {
+  double top = -HUGE_VAL, sum = 0;
+  for (int64_t j = 0; j < keys; ++j) top = std::max(top, r.log_a[j]);
+  for (int64_t j = 0; j < keys; ++j) sum += std::exp(r.log_a[j] - top);
+  for (int64_t c = 0; c < r.V; ++c) {
+    double total = 0;
+    for (int64_t j = 0; j < keys; ++j) total += std::exp(r.log_a[j] - top) / sum * get(v, b, j, h, c);
+    put(out, total, b, i, h, c);
+  }
+}
+double log_weight(const Balance& r, int64_t i, int64_t j) {
+  const double* lq = r.lq + i * r.M;
+  const double* lk = r.lk + j * r.M;
+  double top = -HUGE_VAL, sum = 0;
+  for (int64_t m = 0; m < r.M; ++m) top = std::max(top, lq[m] + lk[m]);
+  for (int64_t m = 0; m < r.M; ++m) sum += std::exp(lq[m] + lk[m] - top);
+  return top + std::log(sum);
+}
+
+}  // namespace
+
+void distill_balance_forward(const DistillBalanceArgs& args, const DistillBalanceOut& out, const Launch& launch) {
+  Arena arena(launch.workspace);
+  const Balance r = cut_balance(arena, args);
+  const int64_t K = r.K;
+  for (int64_t h = 0; h < r.H; ++h) {
+    find_balance(r, args, h);
+    for (int64_t c = 0; c < K; ++c) {
+      if (out.q_mean.given()) put(out.q_mean, r.q0[c], h, c);
+      if (out.k_mean.given()) put(out.k_mean, r.k0[c], h, c);
+      for (int64_t d = 0; out.A.given() && d < K; ++d) put(out.A, r.A[c * K + d], h, c, d);
+    }
+    for (int64_t b = 0; b < r.B; ++b) {
+      // Plain rows first: the teacher, and the features without balancing.
+      for (int64_t t = 0; t < r.T; ++t) {
+        for (int64_t c = 0; c < K; ++c) {
+          r.q[t * K + c] = get(args.q, b, t, h, c);
+          r.k[t * K + c] = get(args.k, b, t, h, c);
+        }
+      }
+      const auto keys = [&](int64_t i) { return args.causal ? i + 1 : r.T; };
+      for (int64_t i = 0; out.out_softmax.given() && i < r.T; ++i) {
+        for (int64_t j = 0; j < keys(i); ++j) r.log_a[j] = r.eta * dot(r.q + i * K, r.k + j * K, K);
+        mix(r, args.v, out.out_softmax, b, h, i, keys(i));
+      }
+      if (out.out_plain.given()) {
+        log_features(r, args, h, r.q, r.lq);
+        log_features(r, args, h, r.k, r.lk);
+        for (int64_t i = 0; i < r.T; ++i) {
+          for (int64_t j = 0; j < keys(i); ++j) r.log_a[j] = log_weight(r, i, j);
+          mix(r, args.v, out.out_plain, b, h, i, keys(i));
+        }
+      }
+      for (int64_t t = 0; t < r.T; ++t) {
+        r.logw[t] = 0;
+        for (int64_t c = 0; c < K; ++c) {
+          double q = 0, k = 0;
+          for (int64_t d = 0; d < K; ++d) {
+            q += r.A[c * K + d] * (get(args.q, b, t, h, d) - r.q0[d]);
+            k += r.inverse[c * K + d] * (get(args.k, b, t, h, d) - r.k0[d]);
+          }
+          r.q[t * K + c] = q;
+          r.k[t * K + c] = k;
+          r.logw[t] += r.eta * r.q0[c] * get(args.k, b, t, h, c);
+          if (out.q_balanced.given()) put(out.q_balanced, q, b, t, h, c);
+          if (out.k_balanced.given()) put(out.k_balanced, k, b, t, h, c);
+        }
+        if (out.key_logw.given()) put(out.key_logw, r.logw[t], b, t, h);
+      }
+      log_features(r, args, h, r.q, r.lq);
+      log_features(r, args, h, r.k, r.lk);
+      for (int64_t i = 0; out.out.given() && i < r.T; ++i) {
+        for (int64_t j = 0; j < keys(i); ++j) r.log_a[j] = log_weight(r, i, j) + r.logw[j];
+        mix(r, args.v, out.out, b, h, i, keys(i));
+      }
+      // hybrid-exact: the last `window` keys keep their score; older ones enter in the true scale, for which the query's own
+      // factors count: eta q.k = eta q'.k' + eta q0.k + eta (q - q0).k0.
+      for (int64_t i = 0; out.out_hybrid.given() && i < r.T; ++i) {
+        double own = 0;
+        for (int64_t c = 0; c < K; ++c) own += r.eta * (get(args.q, b, i, h, c) - r.q0[c]) * r.k0[c];
+        for (int64_t j = 0; j <= i; ++j) {
+          double score = 0;
+          for (int64_t c = 0; c < K; ++c) score += r.eta * get(args.q, b, i, h, c) * get(args.k, b, j, h, c);
+          r.log_a[j] = i - j < args.window ? score : log_weight(r, i, j) + r.logw[j] + own;
+        }
+        mix(r, args.v, out.out_hybrid, b, h, i, i + 1);
+      }
+    }
+  }
+}
+int64_t distill_balance_workspace(const DistillBalanceArgs& args, Pass, int) {
+  Arena arena;
+  cut_balance(arena, args);
+  return arena.used();
+}
+
+// ---- window hybrids and statistics
+
+namespace {
+
+constexpr int64_t kRankBlock = 512;  // tokens of a block whose ranks are taken
+constexpr double kFloor = 1e-12;
+
+struct Stats {
+  int64_t B, T, H, K, V, F;
+  double eta;
+  double *fq, *fk;                // [T, 2 F]
+  double *p, *gram, *values, *e;  // [T], [512, 512], [512]
+  double* rows;                   // [512, 512]
+  double *S, *n;                  // [2 F, V], [2 F]
+  double *entropy, *distance;     // [H]
+};
+Stats cut_stats(Arena& arena, const DistillWindowArgs& args) {
+  Stats r{};
+  r.B = args.q.size[0];
+  r.T = args.q.size[1];
+  r.H = args.q.size[2];
+  r.K = args.q.size[3];
+  r.V = args.v.size[3];
+  r.F = args.wq.size[2];
+  r.eta = r.K == 0 ? 1 : 1 / std::sqrt(static_cast<double>(r.K));
+  r.fq = arena.take<double>(r.T * 2 * r.F);
+  r.fk = arena.take<double>(r.T * 2 * r.F);
+  r.p = arena.take<double>(r.T);
+  const int64_t block = std::min(r.T, kRankBlock);
+  r.gram = arena.take<double>(block * block);
+  r.rows = arena.take<double>(block * block);
+  r.values = arena.take<double>(block);
+  r.e = arena.take<double>(block);
+  r.S = arena.take<double>(2 * r.F * r.V);
+  r.n = arena.take<double>(2 * r.F);
+  r.entropy = arena.take<double>(r.H);
+  r.distance = arena.take<double>(r.H);
+  return r;
+}
+
+// f(x) = max([softmax(x w), softmax(-x w)], 1e-12)
+void hedgehog(const Stats& r, const View& x, const View& w, int64_t b, int64_t t, int64_t h, double* f) {
+  double high = -HUGE_VAL, low = -HUGE_VAL, up = 0, down = 0;
+  for (int64_t c = 0; c < r.F; ++c) {
+    double y = 0;
+    for (int64_t k = 0; k < r.K; ++k) y += get(x, b, t, h, k) * get(w, h, k, c);
+    f[c] = y;
+    high = std::max(high, y);
+    low = std::max(low, -y);
+  }
+  for (int64_t c = 0; c < r.F; ++c) {
+    f[r.F + c] = std::exp(-f[c] - low);
+    f[c] = std::exp(f[c] - high);
+    up += f[c];
+    down += f[r.F + c];
+  }
+  for (int64_t c = 0; c < r.F; ++c) {
+    f[c] = std::max(f[c] / up, kFloor);
+    f[r.F + c] = std::max(f[r.F + c] / down, kFloor);
+  }
+}
+double score(const Stats& r, const DistillWindowArgs& args, int64_t b, int64_t h, int64_t i, int64_t j) {
+  double sum = 0;
+  for (int64_t c = 0; c < r.K; ++c) sum += get(args.q, b, i, h, c) * get(args.k, b, j, h, c);
+  return r.eta * sum;
+}
+
+// Keys from first(i) on are near; those before it stand in the sums.
+template <class First>
+void hybrid(const Stats& r, const DistillWindowArgs& args, const View& out, int64_t b, int64_t h, const First& first) {
+  const double g = 1 / (1 + std::exp(-get(args.window_factor, h)));
+  for (int64_t i = 0; i < 2 * r.F * r.V; ++i) r.S[i] = 0;
+  for (int64_t i = 0; i < 2 * r.F; ++i) r.n[i] = 0;
+  int64_t absorbed = 0;
+  for (int64_t i = 0; i < r.T; ++i) {
+    const int64_t begin = first(i);
+    for (; absorbed < begin; ++absorbed) {
+      for (int64_t f = 0; f < 2 * r.F; ++f) {
+        const double x = r.fk[absorbed * 2 * r.F + f];
+        r.n[f] += x;
+        for (int64_t c = 0; c < r.V; ++c) r.S[f * r.V + c] += x * get(args.v, b, absorbed, h, c);
+      }
+    }
+    double top = -HUGE_VAL, sum = 0;
+    for (int64_t j = begin; j <= i; ++j) top = std::max(top, r.p[j] = score(r, args, b, h, i, j));
+    for (int64_t j = begin; j <= i; ++j) sum += r.p[j] = g * std::exp(r.p[j] - top);
+    for (int64_t f = 0; f < 2 * r.F; ++f) sum += r.fq[i * 2 * r.F + f] * r.n[f];
+    for (int64_t c = 0; c < r.V; ++c) {
+      double total = 0;
+      for (int64_t j = begin; j <= i; ++j) total += r.p[j] * get(args.v, b, j, h, c);
+      for (int64_t f = 0; f < 2 * r.F; ++f) total += r.fq[i * 2 * r.F + f] * r.S[f * r.V + c];
+      put(out, sum == 0 ? 0 : total / sum, b, i, h, c);
+    }
+  }
+}
+
+void put_head(const View& view, double x, int64_t h) {
+  if (view.given()) put(view, x, h);
+}
+
+// Weights of row i over keys begin .. i, to p
+void weights(const Stats& r, const DistillWindowArgs& args, int64_t b, int64_t h, int64_t begin, int64_t i, double* p) {
+  double top = -HUGE_VAL, sum = 0;
+  for (int64_t j = begin; j <= i; ++j) top = std::max(top, p[j - begin] = score(r, args, b, h, i, j));
+  for (int64_t j = begin; j <= i; ++j) sum += p[j - begin] = std::exp(p[j - begin] - top);
+  for (int64_t j = begin; j <= i; ++j) p[j - begin] /= sum;
+}
+
+// Ranks of one block as a sequence of its own, by the eigenvalues of P P^T.
+void ranks(const Stats& r, const DistillWindowArgs& args, int64_t b, int64_t h, int64_t begin, int64_t n, double* stable,
+           double* effective) {
+  for (int64_t i = 0; i < n; ++i) {
+    double* row = r.rows + i * n;
+    for (int64_t j = i + 1; j < n; ++j) row[j] = 0;
+    weights(r, args, b, h, begin, begin + i, row);
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j <= i; ++j) {
+      double sum = 0;
+      for (int64_t c = 0; c <= j; ++c) sum += r.rows[i * n + c] * r.rows[j * n + c];
+      r.gram[i * n + j] = r.gram[j * n + i] = sum;
+    }
+  }
+  double trace = 0, entropy = 0;
+  for (int64_t i = 0; i < n; ++i) trace += r.gram[i * n + i];
+  symmetric_eigenvalues(n, r.gram, r.values, r.e);
+  for (int64_t i = 0; i < n; ++i) {
+    const double share = r.values[i] / trace;
+    if (share > 0) entropy -= share * std::log(share);
+  }
+  *stable += trace / r.values[0];
+  *effective += std::exp(entropy);
+}
+
+}  // namespace
+
+void distill_window_forward(const DistillWindowArgs& args, const DistillWindowOut& out, const Launch& launch) {
+  Arena arena(launch.workspace);
+  const Stats r = cut_stats(arena, args);
+  const double rows = static_cast<double>(std::max<int64_t>(1, r.B * r.T));
+  const int64_t w = args.window;
+  for (int64_t h = 0; h < r.H; ++h) {
+    double entropy = 0, uniform = 0, distance = 0, sink = 0, stable = 0, effective = 0, blocks = 0;
+    double mass[Sizes::kMax] = {};
+    for (int64_t b = 0; b < r.B; ++b) {
+      for (int64_t t = 0; t < r.T; ++t) {
+        hedgehog(r, args.q, args.wq, b, t, h, r.fq + t * 2 * r.F);
+        hedgehog(r, args.k, args.wk, b, t, h, r.fk + t * 2 * r.F);
+        if (out.fq.given()) store_row(out.fq, b, t, h, r.fq + t * 2 * r.F);
+        if (out.fk.given()) store_row(out.fk, b, t, h, r.fk + t * 2 * r.F);
+      }
+      if (out.out_sliding.given()) {
+        hybrid(r, args, out.out_sliding, b, h, [&](int64_t i) { return i < w ? 0 : i - w + 1; });
+      }
+      if (out.out_terraced.given()) {
+        hybrid(r, args, out.out_terraced, b, h, [&](int64_t i) { return std::max<int64_t>(0, (i / w - 1) * w); });
+      }
+      for (int64_t i = 0; i < r.T; ++i) {
+        weights(r, args, b, h, 0, i, r.p);
+        uniform += std::log(static_cast<double>(i + 1)) / rows;
+        for (int64_t j = 0; j <= i; ++j) {
+          const double p = r.p[j] / rows;
+          if (r.p[j] > 0) entropy -= p * std::log(r.p[j]);
+          distance += p * static_cast<double>(i - j);
+          if (j < args.sinks) sink += p;
+          for (int64_t n = 0; n < args.windows.count; ++n) mass[n] += i - j < args.windows.value[n] ? p : 0;
+        }
+      }
+      for (int64_t begin = 0; (out.stable_rank.given() || out.effective_rank.given()) && begin < r.T; begin += kRankBlock) {
+        ranks(r, args, b, h, begin, std::min(kRankBlock, r.T - begin), &stable, &effective);
+        blocks += 1;
+      }
+    }
+    r.entropy[h] = entropy;
+    r.distance[h] = distance;
+    put_head(out.entropy, entropy, h);
+    put_head(out.entropy_ratio, uniform == 0 ? 0 : entropy / uniform, h);
+    put_head(out.distance, distance, h);
+    put_head(out.sink_mass, sink, h);
+    put_head(out.stable_rank, blocks == 0 ? 0 : stable / blocks, h);
+    put_head(out.effective_rank, blocks == 0 ? 0 : effective / blocks, h);
+    for (int64_t n = 0; out.window_mass.given() && n < args.windows.count; ++n) put(out.window_mass, mass[n], h, n);
+  }
+  // Starting values of a gated delta rule's gates (docs/mechanisms/distill.md).
+  double least = HUGE_VAL, most = -HUGE_VAL;
+  for (int64_t h = 0; h < r.H; ++h) {
+    least = std::min(least, r.entropy[h]);
+    most = std::max(most, r.entropy[h]);
+  }
+  for (int64_t h = 0; h < r.H; ++h) {
+    const double target = std::min(std::max(std::log(2.0) / std::max(r.distance[h], 0.5), 0.001), 5.0);
+    const double beta = 0.3 + 0.4 * (1 - (r.entropy[h] - least) / std::max(most - least, 1e-3));
+    put_head(out.gate_dt_bias, target + std::log(-std::expm1(-target)), h);
+    put_head(out.gate_beta, beta, h);
+    put_head(out.gate_beta_logit, std::log(beta / (1 - beta)), h);
+  }
+}
+int64_t distill_window_workspace(const DistillWindowArgs& args, Pass, int) {
+  Arena arena;
+  cut_stats(arena, args);
+  return arena.used();
+}
+
+}  // namespace linnet::ref
