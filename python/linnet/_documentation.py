@@ -1,6 +1,7 @@
 """Docstrings from the declarations, with an example that runs."""
 
 import textwrap
+from keyword import iskeyword
 
 from ._shapes import Letters
 
@@ -45,6 +46,11 @@ def _option(option):
     return _wrapped(f"{option['name']}: {option['doc']}{'; ' + values if values else ''}.", 4)
 
 
+def argument(decl):
+    """The Python name of an input: the declared one, except for words of the language (lambda_)."""
+    return decl["name"] + "_" if iskeyword(decl["name"]) else decl["name"]
+
+
 def _example(declaration):
     letters = Letters(declaration["letters"], {option["name"]: option["default"] for option in declaration["options"]})
     lines, arguments, keyword = [], [], False
@@ -58,8 +64,8 @@ def _example(declaration):
         shape = ", ".join(str(letters.evaluate(word)) for word in decl["shape"])
         shape = shape or "()"
         make = f"torch.zeros({shape}, dtype=torch.int64)" if decl["element"] == "index" else f"torch.randn({shape})"
-        lines.append(f">>> {decl['name']} = {make}  # [{', '.join(decl['shape'])}]")
-        arguments.append(f"{decl['name']}={decl['name']}" if keyword else decl["name"])
+        lines.append(f">>> {argument(decl)} = {make}  # [{', '.join(decl['shape'])}]")
+        arguments.append(f"{argument(decl)}={argument(decl)}" if keyword else argument(decl))
     return [*lines, f">>> out = linnet.{declaration['name']}({', '.join(arguments)})"]
 
 

@@ -4,7 +4,7 @@ import linecache
 
 import torch
 
-from ._documentation import document
+from ._documentation import argument, document
 from ._library import DECLARATIONS
 from ._shapes import Shapes
 
@@ -178,9 +178,9 @@ def _source(declaration):
     """The text of the Python function: a real signature, and nothing in its body that torch.compile could not follow."""
     name, inputs, outputs = declaration["name"], declaration["inputs"], declaration["outputs"]
     positional = next((i for i, decl in enumerate(inputs) if decl["optional"]), len(inputs))
-    signature = [f"{decl['name']}: torch.Tensor" for decl in inputs[:positional]] + ["*"]
+    signature = [f"{argument(decl)}: torch.Tensor" for decl in inputs[:positional]] + ["*"]
     signature += [
-        f"{decl['name']}: torch.Tensor" + (" | None = None" if decl["optional"] else "") for decl in inputs[positional:]
+        f"{argument(decl)}: torch.Tensor" + (" | None = None" if decl["optional"] else "") for decl in inputs[positional:]
     ]
     for option in declaration["options"]:
         default = tuple(option["default"]) if option["kind"] in ("window", "sizes") else option["default"]
@@ -190,10 +190,10 @@ def _source(declaration):
     if signature[-1] == "*":
         signature.pop()
 
-    names = [decl["name"] for decl in inputs]
+    names = [argument(decl) for decl in inputs]
     body = []
     if declaration["differentiable"]:
-        cast = ", ".join(decl["name"] for decl in inputs if decl["element"] == "io" and not decl["mutated"])
+        cast = ", ".join(argument(decl) for decl in inputs if decl["element"] == "io" and not decl["mutated"])
         body += ['if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):', f"    {cast}, = autocast({cast})"]
     else:
         body.append(f"refuse_gradient({name!r}, {', '.join(names)})")
@@ -207,7 +207,7 @@ def _source(declaration):
         body.append(
             f"{results} = torch.ops.linnet.{name}.default({', '.join(names + [f'{word}={word}' for word in keywords])})"
         )
-    if states := [decl["name"] for decl in inputs if decl["mutated"]]:
+    if states := [argument(decl) for decl in inputs if decl["mutated"]]:
         body.append(f"overwritten({', '.join(states)})")
     always = "".join(f"_{decl['name']}, " for decl in outputs if decl["name"] not in choosable)
     if choosable:

@@ -12,6 +12,7 @@ class Letters(dict):
 
     def __init__(self, rules, options):
         super().__init__((name, int(value)) for name, value in options.items() if isinstance(value, int))
+        self.update((name, len(value)) for name, value in options.items() if isinstance(value, (list, tuple)))
         self._rules = {
             rule["letter"]: next(
                 (text for choice, text in rule["cases"] if rule["by"] is None or options[rule["by"]] == choice), None
@@ -84,7 +85,7 @@ class Shapes:
         return torch.empty(sizes, dtype=self.dtype(decl), device=self.device)
 
     def dtype(self, decl):
-        return self.acc if decl["element"] == "acc" else self.io
+        return {"acc": self.acc, "index": torch.int64}.get(decl["element"], self.io)
 
     def nothing(self, dtype):
         """What stands for a result that was not asked for."""
