@@ -58,6 +58,7 @@ std::vector<std::string> free_letters(const Op& op, const std::vector<std::strin
   for (const TensorDecl& decl : op.inputs) {
     if (decl.optional && !contains(with, decl.name)) continue;
     for (const std::string& word : split(decl.shape, ' ')) {
+      if (word[0] >= '0' && word[0] <= '9') continue;  // a number is no letter
       const size_t operation = word.find_first_of("+-*/(");
       std::string letter = word;
       if (word[0] >= '0' && word[0] <= '9') continue;
