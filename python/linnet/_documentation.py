@@ -22,6 +22,13 @@ SIZES = {
     "c": 32,
 }  # of the example, by the letter's first character; otherwise 4
 
+EXAMPLES = {  # by the meaning of the values; otherwise any number
+    "index": "torch.zeros({}, dtype=torch.int64)",
+    "positive": "0.5 + torch.rand({})",
+    "unit_interval": "torch.rand({})",
+    "log_decay": "-torch.rand({})",
+}
+
 
 def _wrapped(text, indent):
     return textwrap.fill(text, 110, initial_indent=" " * indent, subsequent_indent=" " * (indent + 4))
@@ -52,18 +59,21 @@ def argument(decl):
 
 
 def _example(declaration):
-    letters = Letters(declaration["letters"], {option["name"]: option["default"] for option in declaration["options"]})
+    defaults = {option["name"]: option["default"] for option in declaration["options"]}
+    letters = Letters(declaration["letters"], defaults)
     lines, arguments, keyword = [], [], False
     for decl in declaration["inputs"]:
         if decl["optional"]:
             keyword = True
-            continue
+            if "needed_by" not in decl or defaults[decl["needed_by"]] not in decl["needed_for"]:
+                continue
         for word in decl["shape"]:
             if not letters.knows(word):
                 letters[word] = SIZES.get(word[0], 4)
         shape = ", ".join(str(letters.evaluate(word)) for word in decl["shape"])
         shape = shape or "()"
-        make = f"torch.zeros({shape}, dtype=torch.int64)" if decl["element"] == "index" else f"torch.randn({shape})"
+        kind = "index" if decl["element"] == "index" else decl["values"]
+        make = EXAMPLES.get(kind, "torch.randn({})").format(shape)
         lines.append(f">>> {argument(decl)} = {make}  # [{', '.join(decl['shape'])}]")
         arguments.append(f"{argument(decl)}={argument(decl)}" if keyword else argument(decl))
     return [*lines, f">>> out = linnet.{declaration['name']}({', '.join(arguments)})"]
@@ -77,7 +87,8 @@ def document(declaration):
         remarks = [
             word
             for word, on in (
-                ("optional", decl["optional"]),
+                ("optional", decl["optional"] and "needed_by" not in decl),
+                (f"for {decl.get('needed_by')} {', '.join(decl.get('needed_for', ()))}", "needed_by" in decl),
                 ("read and overwritten", decl["mutated"]),
                 ("broadcast", decl["broadcast"]),
                 ("differentiable", decl["differentiable"]),

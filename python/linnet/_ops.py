@@ -23,8 +23,13 @@ def _check_device(declaration, tensors):
         raise RuntimeError(f"{name}: {decl['name']} is on {tensor.device}; {name} has no CUDA kernels")
 
 
+def torch_name(keyword):
+    """The keyword of torch.ops.linnet: dispatchers of torch pass an argument of their own named mode."""
+    return "mode_" if keyword == "mode" else keyword
+
+
 def _options(declaration, keywords):
-    return {option["name"]: keywords.get(option["name"], option["default"]) for option in declaration["options"]}
+    return {option["name"]: keywords.get(torch_name(option["name"]), option["default"]) for option in declaration["options"]}
 
 
 def _register_fake(declaration):
@@ -50,7 +55,7 @@ def _register_backward(declaration):
     differentiable = [i for i, decl in enumerate(inputs) if decl["differentiable"]]
     received = [i for i, decl in enumerate(outputs) if decl["differentiable"]]
     saved = [i for i, decl in enumerate(outputs) if decl["saved"]]
-    options = [option["name"] for option in declaration["options"]]
+    options = [torch_name(option["name"]) for option in declaration["options"]]
     backward_op = getattr(torch.ops.linnet, name + "_backward").default
 
     def fake(*tensors, wanted, **keywords):
@@ -201,11 +206,11 @@ def _source(declaration):
     keywords += ["return_" + decl["name"] for decl in outputs if on_request(decl)]
     results = ", ".join("_" + decl["name"] for decl in outputs)
     if declaration["differentiable"]:
-        pairs = ", ".join(f"{keyword!r}: {keyword}" for keyword in keywords)
+        pairs = ", ".join(f"{torch_name(keyword)!r}: {keyword}" for keyword in keywords)
         body.append(f"{results} = call({name!r}, ({', '.join(names)},), {{{pairs}}})")
     else:
         body.append(
-            f"{results} = torch.ops.linnet.{name}.default({', '.join(names + [f'{word}={word}' for word in keywords])})"
+            f"{results} = torch.ops.linnet.{name}.default({', '.join(names + [f'{torch_name(word)}={word}' for word in keywords])})"
         )
     if states := [argument(decl) for decl in inputs if decl["mutated"]]:
         body.append(f"overwritten({', '.join(states)})")

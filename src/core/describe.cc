@@ -76,6 +76,11 @@ void write_tensor(JsonWriter& json, const TensorDecl& decl, bool input) {
     write_text(json, "of", decl.of);
   }
   json.member("optional", decl.optional);
+  if (!decl.needed_by.empty()) {
+    json.member("needed_by", decl.needed_by).key("needed_for").begin_array();
+    for (const std::string& choice : decl.needed_for) json.value(choice);
+    json.end_array();
+  }
   if (input) json.member("mutated", decl.mutated).member("broadcast", decl.broadcast);
   json.member("differentiable", decl.differentiable);
   if (!input) json.member("saved", decl.saved);

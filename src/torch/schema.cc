@@ -12,6 +12,9 @@ class List {
   std::string text_;
 };
 
+// Dispatchers of torch pass an argument of their own named mode.
+std::string torch_name(const OptionDecl& option) { return option.name == "mode" ? "mode_" : option.name; }
+
 // Defaults are only legal behind the last argument without one.
 void add_inputs(List& list, const Op& op, bool with_defaults) {
   size_t first_default = op.inputs.size();
@@ -30,18 +33,19 @@ void add_options(List& list, const Op& op) {
   alignas(std::max_align_t) char args[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
   op.construct(args, out, grads);
   for (const OptionDecl& option : op.options) {
+    const std::string name = torch_name(option);
     std::string text = option_text(option, args);
     if (text.find_first_of(".en") == std::string::npos &&
         (option.kind == OptionKind::real || option.kind == OptionKind::maybe_real))
       text += ".0";
     switch (option.kind) {
-      case OptionKind::real: list.add("float " + option.name + "=" + text); break;
-      case OptionKind::maybe_real: list.add("float? " + option.name + "=" + (text == "none" ? "None" : text)); break;
-      case OptionKind::integer: list.add("int " + option.name + "=" + text); break;
-      case OptionKind::boolean: list.add("bool " + option.name + "=" + (text == "1" ? "True" : "False")); break;
-      case OptionKind::choice: list.add("str " + option.name + "=\"" + text + "\""); break;
-      case OptionKind::sizes: list.add("int[] " + option.name + "=[" + (text == "none" ? "" : text) + "]"); break;
-      case OptionKind::window: list.add("int[2] " + option.name + "=[" + text.insert(text.find(',') + 1, " ") + "]"); break;
+      case OptionKind::real: list.add("float " + name + "=" + text); break;
+      case OptionKind::maybe_real: list.add("float? " + name + "=" + (text == "none" ? "None" : text)); break;
+      case OptionKind::integer: list.add("int " + name + "=" + text); break;
+      case OptionKind::boolean: list.add("bool " + name + "=" + (text == "1" ? "True" : "False")); break;
+      case OptionKind::choice: list.add("str " + name + "=\"" + text + "\""); break;
+      case OptionKind::sizes: list.add("int[] " + name + "=[" + (text == "none" ? "" : text) + "]"); break;
+      case OptionKind::window: list.add("int[2] " + name + "=[" + text.insert(text.find(',') + 1, " ") + "]"); break;
     }
   }
 }

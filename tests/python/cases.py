@@ -22,11 +22,15 @@ SIZES = {
     "V": 3,
     "N": 2,
     "capacity": 12,
+    "Tg": 5,
+    "Hg": 4,
+    "G": 3,
+    "D": 4,
 }
 
 
 def make(name, given=(), dtype=torch.float32, sizes=None, seed=0, **options):
-    """The inputs of a call by name: all required ones, and the optional ones named in `given`."""
+    """The inputs of a call by name: all required ones, and the optional ones named in `given`; "other=g" gives g its other shape."""
     declaration = linnet.info(name)
     generator = torch.Generator().manual_seed(seed)
     chosen = {option["name"]: options.get(option["name"], option["default"]) for option in declaration["options"]}
@@ -37,11 +41,12 @@ def make(name, given=(), dtype=torch.float32, sizes=None, seed=0, **options):
     for decl in declaration["inputs"]:
         if decl["optional"] and decl["name"] not in given:
             continue
-        for word in decl["shape"]:
+        words = decl["other_shape" if f"other={decl['name']}" in given else "shape"]
+        for word in words:
             letter = word.partition("+")[0]
             if decl["values"] == "offsets" or not letters.knows(letter):
                 letters[letter] = sizes.get(letter, 3)
-        tensors[decl["name"]] = _values(decl, [letters.evaluate(word) for word in decl["shape"]], letters, dtype, generator)
+        tensors[decl["name"]] = _values(decl, [letters.evaluate(word) for word in words], letters, dtype, generator)
     return tensors
 
 
@@ -60,7 +65,17 @@ def _values(decl, shape, letters, dtype, generator):
         return torch.rand(shape, generator=generator) < 0.7
     if decl["element"] == "acc":
         dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    if decl["values"] in DRAWN:
+        return DRAWN[decl["values"]](torch.rand(shape, dtype=torch.float64, generator=generator)).to(dtype)
     return torch.randn(shape, dtype=torch.float64, generator=generator).div(math.sqrt(2)).to(dtype)
+
+
+# From numbers between 0 and 1.
+DRAWN = {
+    "unit_interval": lambda x: 0.1 + 0.8 * x,
+    "log_decay": lambda x: -2 * x,
+    "positive": lambda x: 0.5 + x,
+}
 
 
 def differentiable(name, tensors):
@@ -99,6 +114,49 @@ CASES = [
     ("linear", ("w",), {"map": "t2r", "normalize": True, "eps": 0.01}),
     ("linear_decode", (), {}),
     ("linear_decode", ("z", "compensation"), {"map": "elu1", "normalize": True}),
+    ("decay", ("g_head",), {}),
+    ("decay", ("g", "initial_state"), {"scale": 0.4}),
+    ("decay_decode", ("g",), {}),
+    ("gla", (), {}),
+    ("gla", ("cu_seqlens", "initial_state"), {}),
+    ("gla_decode", (), {}),
+    ("delta", (), {}),
+    ("delta", ("initial_state",), {"l2_norm": True, "double_beta": True}),
+    ("delta_decode", (), {}),
+    ("gated_delta", (), {}),
+    ("gated_delta", ("cu_seqlens", "initial_state"), {"l2_norm": True}),
+    ("gated_delta", ("other=g",), {}),
+    ("gated_delta_decode", (), {"l2_norm": True}),
+    ("recurrence", (), {}),
+    ("recurrence", ("g", "beta"), {"l2_norm": True}),
+    ("recurrence_decode", ("g",), {}),
+    ("recurrence_segments", ("g", "beta"), {"segment": 4}),
+    ("gated", (), {}),
+    ("gated", ("sinks",), {"position": "G2", "act": "silu", "causal": True}),
+    ("gated", ("other=g", "sinks"), {"granularity": "headwise", "mode": "add", "causal": True}),
+    ("gated", ("cu_seqlens_q", "cu_seqlens_k", "sinks"), {"act": "ns_sigmoid", "causal": True}),
+    ("gated_decode", (), {}),
+    ("gated_gate", (), {"act": "ns_sigmoid"}),
+    ("zeros", ("s0",), {"zeroth": True}),
+    ("zeros", (), {"causal": False}),
+    ("zeros_decode", (), {}),
+    ("zeros_softmax", (), {}),
+    ("fem_read", ("q", "k"), {}),
+    ("fem_read", ("q", "k", "key_mask"), {"prior": "linear", "causal": False}),
+    ("monarch", (), {"block": 3, "steps": 2}),
+    ("monarch", ("mask",), {"block": 2, "pad": "pre"}),
+    ("monarch_tiled", (), {"tile_rows": 2, "tile_cols": 2}),
+    ("hierarchical", (), {"arity": 2}),
+    ("hierarchical", ("mask",), {"arity": 2, "tie": "row", "include_self": True}),
+    ("inline", (), {}),
+    ("inline", (), {"kernel": "exp", "causal": True}),
+    ("inline_residual", (), {"height": 2, "width": 3}),
+    ("inline_decode", (), {}),
+    ("taylor_exact", (), {"causal": True}),
+    ("taylor_compact", (), {}),
+    ("taylor_compact_l2", (), {}),
+    ("taylor_qt_layer", (), {}),
+    ("taylor_decode", (), {}),
 ]
 DIFFERENTIABLE = [case for case in CASES if linnet.info(case[0])["differentiable"]]
 OVERWRITING = [case for case in CASES if any(decl["mutated"] for decl in linnet.info(case[0])["inputs"])]

@@ -73,7 +73,7 @@ def test_gradient_of_a_broadcast_bias_has_its_shape():
 
 
 STRIDES = {
-    "slices of a fused projection": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]],
+    "slices of a fused projection": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]] if t.dim() else t,
     "heads first in memory": lambda t: t.transpose(-2, -3).contiguous().transpose(-2, -3) if t.dim() > 2 else t,
     "last dimension not contiguous": lambda t: t.transpose(-1, 0).contiguous().transpose(-1, 0),
     "every second element": lambda t: torch.stack([t, t], -1)[..., 0],
@@ -339,7 +339,8 @@ def call_c(library, name, tensors, options):
         )
     )
     texts = {
-        key: ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() for key, value in options.items()
+        key: ",".join(map(str, value)) if isinstance(value, tuple) else str(int(value) if isinstance(value, bool) else value)
+        for key, value in options.items()
     }
     words = (Option * len(texts))(*(Option(key.encode(), text.encode()) for key, text in texts.items()))
     message = ctypes.create_string_buffer(512)
@@ -376,7 +377,7 @@ def test_docstring_example_runs_and_names_everything(name):
     runner.run(parser.get_doctest(function.__doc__, {"torch": torch, "linnet": linnet}, name, None, None))
     assert runner.summarize(verbose=False) == (0, function.__doc__.count(">>>"))
     for decl in declaration["inputs"] + declaration["outputs"]:
-        shapes = [f"[{', '.join(decl[key])}]" for key in ("shape", "other_shape") if decl.get(key)]
+        shapes = [f"[{', '.join(decl[key])}]" for key in ("shape", "other_shape") if key in decl]
         assert f"{decl['name']} {' or '.join(shapes)}: {decl['doc'].split()[0]}" in function.__doc__
     assert declaration["equation"] in function.__doc__
     assert all(f"{option['name']}: " in function.__doc__ for option in declaration["options"])

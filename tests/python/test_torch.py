@@ -12,6 +12,11 @@ def arguments(name, tensors):
     return tuple(tensors.get(decl["name"]) for decl in linnet.info(name)["inputs"])
 
 
+def keywords_of(options):
+    """Options by the names that torch.ops.linnet gives them."""
+    return {"mode_" if key == "mode" else key: value for key, value in options.items()}
+
+
 def on_request(name):
     return {f"return_{decl['name']}": True for decl in linnet.info(name)["outputs"] if decl["optional"] and not decl["saved"]}
 
@@ -31,20 +36,20 @@ def test_opcheck(case):
     tensors = make(name, given, **options)
     if linnet.info(name)["differentiable"]:
         tensors = differentiable(name, tensors)
-    torch.library.opcheck(getattr(torch.ops.linnet, name).default, arguments(name, tensors), {**options, **on_request(name)})
+    torch.library.opcheck(getattr(torch.ops.linnet, name).default, arguments(name, tensors), {**keywords_of(options), **on_request(name)})
 
 
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=case_id)
 def test_opcheck_backward(case):
     name, given, options = case
     tensors = make(name, given, **options)
-    outputs = as_tuple(getattr(torch.ops.linnet, name)(*arguments(name, tensors), **options, **on_request(name)))
+    outputs = as_tuple(getattr(torch.ops.linnet, name)(*arguments(name, tensors), **keywords_of(options), **on_request(name)))
     declaration = linnet.info(name)
     incoming = [torch.randn_like(out) for out, decl in zip(outputs, declaration["outputs"]) if decl["differentiable"]]
     saved = [out for out, decl in zip(outputs, declaration["outputs"]) if decl["saved"]]
     wanted = [decl["name"] in tensors for decl in declaration["inputs"] if decl["differentiable"]]
     operator = getattr(torch.ops.linnet, name + "_backward").default
-    torch.library.opcheck(operator, (*incoming, *arguments(name, tensors), *saved), {**options, "wanted": wanted})
+    torch.library.opcheck(operator, (*incoming, *arguments(name, tensors), *saved), {**keywords_of(options), "wanted": wanted})
 
 
 # The function has an autograd node of its own; torch.ops.linnet has torch.library's, which torch.compile uses.
@@ -66,7 +71,7 @@ def test_gradcheck(case, eager):
         if eager:
             results = as_tuple(call(name, inputs, **options, **every_output(name)))
         else:
-            results = as_tuple(getattr(torch.ops.linnet, name)(*arguments(name, inputs), **options, **on_request(name)))
+            results = as_tuple(getattr(torch.ops.linnet, name)(*arguments(name, inputs), **keywords_of(options), **on_request(name)))
         return tuple(result for result, wanted in zip(results, outputs, strict=True) if wanted)
 
     assert torch.autograd.gradcheck(function, tuple(tensors[key] for key in chosen))
