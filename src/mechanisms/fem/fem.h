@@ -56,7 +56,31 @@ Status fem_read(const FemReadArgs& args, const FemReadOut& out, const Context& c
 Status fem_read_backward(const FemReadArgs& args, const FemReadOut& out, const FemReadGrads& grads, const Context& context);
 int64_t fem_read_workspace(const FemReadArgs& args, Pass pass, const Context& context);
 
+// One or few tokens with the prior's memory carried in place. Softmax keeps the keys and the values as they are (their
+// exponentials are made anew); the others sums over [vc, exp(beta vc - shift), 1], `shift` the running maximum of beta vc.
+struct FemReadDecodeArgs {
+  View v, beta, lam, q, k, a, delta, A, Bm, Cm, D, g;  // as above, T small
+  View k_cache, v_cache;                               // softmax: [B, capacity, H, K], [.., V], written at the new positions
+  View lengths;                                        // softmax: [B] i32 or i64: read, then increased by T
+  View state;                                          // linear, gated: [B, H, K, 2 V + 1] f32
+  View sums;   // aft: [B, H, 4, V] f32: sums of exp(k - m) times 1, vc and exp(beta vc - shift), then m, -inf at first
+  View scan;   // ssm: [B, H, 3, R, V] f32: h of vc, of exp(beta vc - shift) and of 1
+  View shift;  // all but softmax: [B, H, V] f32, -inf at first
+  FemPrior prior = FemPrior::softmax;
+  Maybe cap = 40;
+  FemDenominator denominator = FemDenominator::automatic;
+  double feature_eps = 1e-6;
+};
+struct FemReadDecodeOut {
+  View out;  // [B, T, H, V]
+};
+struct FemReadDecodeGrads {};
+const Op& fem_read_decode_op();
+Status fem_read_decode(const FemReadDecodeArgs& args, const FemReadDecodeOut& out, const Context& context);
+int64_t fem_read_decode_workspace(const FemReadDecodeArgs& args, const Context& context);
+
 LINNET_KERNELS(fem_read, FemReadArgs, FemReadOut, FemReadGrads)
+LINNET_KERNELS(fem_read_decode, FemReadDecodeArgs, FemReadDecodeOut, FemReadDecodeGrads)
 
 namespace ref {
 double fem_read_largest_logit(const FemReadArgs& args);

@@ -423,4 +423,127 @@ void fem_read_backward(const FemReadArgs& args, const FemReadOut&, const FemRead
   store(grads.dCm, dC);
 }
 
+int64_t fem_read_decode_workspace(const FemReadDecodeArgs& args, Pass, int) {
+  Arena arena;
+  arena.take<double>(args.k_cache.given() ? args.k_cache.size[1] : 0);
+  return arena.used();
+}
+
+void fem_read_decode_forward(const FemReadDecodeArgs& args, const FemReadDecodeOut& out, const Launch& launch) {
+  const int64_t T = args.v.size[1], H = args.v.size[2], V = args.v.size[3], K = args.q.given() ? args.q.size[3] : 0;
+  const int64_t R = args.A.given() ? args.A.size[2] : 0;
+  double* const weights = Arena(launch.workspace).take<double>(args.k_cache.given() ? args.k_cache.size[1] : 0);
+  const bool softmax = args.prior == FemPrior::softmax, aft = args.prior == FemPrior::aft, ssm = args.prior == FemPrior::ssm;
+  const auto cell = [](const View& x, int64_t b, int64_t h, int64_t i, int64_t j, int64_t l = 0) {
+    return b * x.stride[0] + h * x.stride[1] + i * x.stride[2] + j * x.stride[3] + (x.rank > 4 ? l * x.stride[4] : 0);
+  };
+  const auto get = [](const View& x, int64_t offset) { return load_f64(x.data, x.dtype, offset); };
+  const auto set = [](const View& x, int64_t offset, double value) { store_f64(x.data, x.dtype, offset, value); };
+  const auto phi = [&](double x) { return std::fmax(x, 0) + args.feature_eps; };
+  const auto normaliser = [&](double sum) {
+    const FemDenominator rule = fem_denominator(args.prior, args.denominator);
+    if (rule == FemDenominator::plus) return sum + 1e-5;
+    return rule == FemDenominator::max ? std::fmax(sum, 1e-6) : sum;
+  };
+  for (int64_t b = 0; b < args.v.size[0]; ++b) {
+    const int64_t length = softmax ? index_value(args.lengths, b) : 0;
+    for (int64_t t = 0; t < T; ++t) {
+      for (int64_t h = 0; h < H; ++h) {
+        double squares = 0;
+        for (int64_t j = 0; aft && j < V; ++j) {
+          const double x = softplus(at(args.q, b, t, h, j)) + 1e-6;
+          squares += x * x;
+        }
+        double top = kNone, total = 0;
+        if (softmax) {
+          for (int64_t c = 0; c < K; ++c) put(args.k_cache, b, length + t, h, c, at(args.k, b, t, h, c));
+          for (int64_t j = 0; j < V; ++j) put(args.v_cache, b, length + t, h, j, at(args.v, b, t, h, j));
+          for (int64_t i = 0; i <= length + t; ++i) {
+            weights[i] = 0;
+            for (int64_t c = 0; c < K; ++c) weights[i] += at(args.q, b, t, h, c) * at(args.k_cache, b, i, h, c);
+            weights[i] /= std::sqrt(static_cast<double>(K));
+            top = std::fmax(top, weights[i]);
+          }
+          for (int64_t i = 0; i <= length + t; ++i) total += std::exp(weights[i] - top);
+        }
+        // linear, gated: the sum of the weights first, whose column is the last
+        const double decay = args.a.given() ? std::exp(at(args.a, b, t, h)) : 1;
+        double sum = 0;
+        for (int64_t c = 0; args.state.given() && c < K; ++c) {
+          const double n = decay * get(args.state, cell(args.state, b, h, c, 2 * V)) + phi(at(args.k, b, t, h, c));
+          set(args.state, cell(args.state, b, h, c, 2 * V), n);
+          sum += phi(at(args.q, b, t, h, c)) * n;
+        }
+        for (int64_t j = 0; j < V; ++j) {
+          const double beta = at2(args.beta, h, j), limit = fem_cap(args.cap) / beta;
+          const auto clip = [&](double v) { return std::fmax(-limit, std::fmin(v, limit)); };
+          const double vc = clip(at(args.v, b, t, h, j)), lam = at(args.lam, b, t, h, j);
+          double mu = 0, F = 0;
+          if (softmax) {
+            double high = kNone, z = 0;
+            for (int64_t i = 0; i <= length + t; ++i) high = std::fmax(high, beta * clip(at(args.v_cache, b, i, h, j)));
+            for (int64_t i = 0; i <= length + t; ++i) {
+              const double p = std::exp(weights[i] - top) / total, x = clip(at(args.v_cache, b, i, h, j));
+              mu += p * x;
+              z += p * std::exp(beta * x - high);
+            }
+            F = (high + std::log(z)) / beta;
+          } else {
+            const int64_t place = b * args.shift.stride[0] + h * args.shift.stride[1] + j * args.shift.stride[2];
+            const double before = get(args.shift, place), shift = std::fmax(before, beta * vc), less = std::exp(before - shift);
+            const double u[3] = {vc, std::exp(beta * vc - shift), 1};
+            double y[3] = {0, 0, sum}, gate = 1;
+            set(args.shift, place, shift);
+            if (aft) {
+              const auto number = [&](int64_t i) { return cell(args.sums, b, h, i, j); };
+              const double k = at(args.k, b, t, h, j), m = get(args.sums, number(3)), high = std::fmax(m, k);
+              const double old = std::exp(m - high), w = std::exp(k - high);
+              y[2] = get(args.sums, number(0)) * old + w;
+              y[0] = get(args.sums, number(1)) * old + w * u[0];
+              y[1] = get(args.sums, number(2)) * old * less + w * u[1];
+              set(args.sums, number(0), y[2]);
+              set(args.sums, number(1), y[0]);
+              set(args.sums, number(2), y[1]);
+              set(args.sums, number(3), high);
+              gate = (softplus(at(args.q, b, t, h, j)) + 1e-6) * std::sqrt(static_cast<double>(V)) /
+                     std::fmax(std::sqrt(squares), 1e-5);
+            } else if (ssm) {
+              const double delta = at(args.delta, b, t, h, j), diagonal = at2(args.D, h, j);
+              for (int n = 0; n < 3; ++n) {
+                y[n] = diagonal * u[n];
+                for (int64_t r = 0; r < R; ++r) {
+                  const int64_t place_of = cell(args.scan, b, h, n, r, j);
+                  const double x = std::exp(delta * at(args.A, h, j, r)) * get(args.scan, place_of) * (n == 1 ? less : 1) +
+                                   delta * at(args.Bm, b, t, r) * u[n];
+                  set(args.scan, place_of, x);
+                  y[n] += at(args.Cm, b, t, r) * x;
+                }
+              }
+            } else {
+              for (int n = 0; n < 2; ++n) {
+                for (int64_t c = 0; c < K; ++c) {
+                  const int64_t place_of = cell(args.state, b, h, c, n * V + j);
+                  const double x = decay * (n == 1 ? less : 1) * get(args.state, place_of) + phi(at(args.k, b, t, h, c)) * u[n];
+                  set(args.state, place_of, x);
+                  y[n] += phi(at(args.q, b, t, h, c)) * x;
+                }
+              }
+            }
+            const double den = normaliser(y[2]);
+            mu = gate * y[0] / den;
+            F = (shift + std::log(gate * y[1] / den)) / beta;
+          }
+          put(out.out, b, t, h, j, (args.g.given() ? at(args.g, b, t, h, j) : 1) * (mu + lam * (F - mu)));
+        }
+      }
+    }
+    if (!softmax) continue;
+    if (args.lengths.dtype == Dtype::i32) {
+      *args.lengths.at<int32_t>(b) += static_cast<int32_t>(T);
+    } else {
+      *args.lengths.at<int64_t>(b) += T;
+    }
+  }
+}
+
 }  // namespace linnet::ref

@@ -33,11 +33,16 @@ const char* const kLines[] = {
     "fem_read B=2 S=100 H=2 V=20 R=5 prior=ssm with=delta,A,Bm,Cm,D,g,key_mask values=garbage pass=bwd threads=3",
     "fem_read B=2 S=0 H=2 V=8 K=8 with=q,k pass=bwd",
     "fem_read B=2 S=0 H=2 V=8 K=8 prior=aft with=q,k pass=bwd",
+    "fem_read_decode B=2 T=2 H=2 V=9 K=16 capacity=50 with=q,k,k_cache,v_cache,lengths,g",
+    "fem_read_decode B=2 T=1 H=2 V=20 K=16 prior=linear with=q,k,state,shift strided=1",
+    "fem_read_decode B=2 T=3 H=2 V=9 K=16 prior=gated with=q,k,a,state,shift,g",
+    "fem_read_decode B=2 T=2 H=2 V=9 K=9 prior=aft with=q,k,sums,shift",
+    "fem_read_decode B=2 T=2 H=2 V=9 R=5 prior=ssm with=delta,A,Bm,Cm,D,scan,shift",
 };
 
 TEST(Fem, AgreesWithTheReference) {
   for (const std::string line : kLines) {
-    for (const Impl& impl : fem_read_op().impls) {
+    for (const Impl& impl : find_op(line.substr(0, line.find(' ')))->impls) {
       if (!impl.missing().empty() || impl.name == "ref") continue;
       for (const char* dtype : {"f64", "f32", "bf16", "f16"}) {
         check::Result result;
@@ -187,6 +192,38 @@ TEST(Fem, WithoutACapAWideRangeIsExact) {
   for (const char* name : {"out", "mu", "free", "dq", "dv", "dbeta"}) {
     for (int64_t i = 0; i < got.at(name).count(); ++i) ASSERT_TRUE(std::isfinite(got.at(name).get(i))) << name;
     EXPECT_LT(rms_error(got.at(name), want.at(name)), 1e-5) << name;
+  }
+}
+
+TEST(Fem, TokenByTokenIsTheWholeSequence) {
+  const double none = -HUGE_VAL;
+  for (const char* prior : kPriors) {
+    const Named whole = run(prior, call(prior));
+    Named step = {{"beta", whole.at("beta")}};
+    for (const char* name : {"A", "D"}) {
+      if (whole.count(name) > 0) step[name] = whole.at(name);
+    }
+    const std::string kind = prior;
+    if (kind == "softmax") {
+      step["k_cache"] = step["v_cache"] = Tensor(Dtype::f64, {1, kTokens, kHeads, kWidth});
+      step["lengths"] = check::whole_numbers({0});
+    } else {
+      step["shift"] = constant({1, kHeads, kWidth}, none);
+      if (kind == "linear" || kind == "gated") step["state"] = Tensor(Dtype::f64, {1, kHeads, kWidth, 2 * kWidth + 1});
+      if (kind == "ssm") step["scan"] = Tensor(Dtype::f64, {1, kHeads, 3, kRank, kWidth});
+      if (kind == "aft") {
+        step["sums"] = Tensor(Dtype::f64, {1, kHeads, 4, kWidth});
+        for (int64_t i = 0; i < kHeads * kWidth; ++i) step["sums"].set((i / kWidth * 4 + 3) * kWidth + i % kWidth, none);
+      }
+    }
+    for (int64_t t = 0; t < kTokens; ++t) {
+      for (const char* name : {"v", "lam", "q", "k", "a", "delta", "Bm", "Cm"}) {
+        if (whole.count(name) > 0) step[name] = check::tokens(whole.at(name), t, t + 1);
+      }
+      const Status status = invoke("fem_read_decode", {{"prior", prior}}, &step);
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_LT(rms_error(step["out"], check::tokens(whole.at("out"), t, t + 1)), 1e-11) << prior << " " << t;
+    }
   }
 }
 
