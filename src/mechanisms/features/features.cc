@@ -183,6 +183,7 @@ Cost cost_decode(const FeaturesDecodeArgs&, const Dims& dims, Pass) {
 }  // namespace
 
 // clang-format off
+// NOLINTBEGIN(bugprone-macro-parentheses): the arguments are calls of the chain
 #define FEATURES_PARAMETERS(with_grad_w, with_grad_b, with_grad_scale, with_grad_gamma, with_grad_beta)                              \
   .input("w", &A::w, "H K R", "hedgehog, hedgehog_exp, t2r: y = x w of the head; hedgehog_joint: y = w x").or_shape("K K").element(Element::param).optional() with_grad_w \
   .input("b", &A::b, "H R", "t2r, hedgehog_joint: added to y").or_shape("K").element(Element::param).optional() with_grad_b          \
@@ -191,6 +192,7 @@ Cost cost_decode(const FeaturesDecodeArgs&, const Dims& dims, Pass) {
   .input("gamma", &A::gamma, "K", "rebased: weight of the norm").element(Element::param).optional() with_grad_gamma                   \
   .input("beta", &A::beta, "K", "rebased: bias of the norm").element(Element::param).optional() with_grad_beta                        \
   .input("key_tops", &A::key_tops, "B H", "what exponents of keys are taken less of, key_top given").element(Element::acc).optional()
+// NOLINTEND(bugprone-macro-parentheses)
 #define FEATURES_OPTIONS                                                                                                              \
   .option("map", &A::map, maps(), "the feature map")                                                                                  \
   .option("normalizer", &A::normalizer, {"none", "add", "max", "standard"}, "what divides: nothing, den + eps, max(den, eps), or what the map's source uses") \

@@ -38,7 +38,8 @@ Cost cost_decode(const RecurrenceDecodeArgs& args, const Dims& dims, Pass) {
 Cost cost_segments(const RecurrenceSegmentsArgs& args, const Dims& dims, Pass) {
   const double K = static_cast<double>(dims["K"]), V = static_cast<double>(dims["V"]), H = static_cast<double>(dims["H"]);
   const double tokens = static_cast<double>(dims["B"] * dims["T"]), columns = V + K;
-  const double segments = static_cast<double>((dims["T"] + args.segment - 1) / args.segment);
+  const int64_t count = (dims["T"] + args.segment - 1) / args.segment;
+  const double segments = static_cast<double>(count);
   const double states = 4 * static_cast<double>(dims["B"]) * H * K * columns * (segments + 1);
   return {tokens * H * (args.beta.given() ? 6 : 4) * K * columns, tokens * H * 4 * (2 * K + 2 * V) + states};
 }
