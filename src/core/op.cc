@@ -295,11 +295,13 @@ Status check_values(const Op& op, const TensorDecl& decl, const View& view, cons
   const int64_t count = view.size[0];
   const std::string name = op.name + ": " + decl.name;
   if (bounded) {
+    const int64_t columns = view.rank > 1 ? view.size[1] : 1;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t x = index_value(view, i);
-      if (x < 0 || x > bound) {
-        return bad_input(name + "[" + std::to_string(i) + "] is " + std::to_string(x) + ", expected 0 to " +
-                         std::to_string(bound));
+      for (int64_t j = 0; j < columns; ++j) {
+        const int64_t x = index_value(view, i, j);
+        if (x >= 0 && x <= bound) continue;
+        return bad_input(name + "[" + std::to_string(i) + "]" + (view.rank > 1 ? "[" + std::to_string(j) + "]" : "") + " is " +
+                         std::to_string(x) + ", expected 0 to " + std::to_string(bound));
       }
     }
     return {};

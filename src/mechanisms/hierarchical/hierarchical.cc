@@ -74,6 +74,46 @@ Cost cost_hierarchical(const HierarchicalArgs& args, const Dims& dims, Pass pass
   return pass == Pass::forward ? Cost{forward, bytes} : Cost{3 * forward, 2 * bytes};
 }
 
+Status check_decode(const HierarchicalDecodeArgs& args, const Dims& dims) {
+  const int64_t levels = dims["levels"], width = dims["width"];
+  const auto text = [](int64_t x) { return std::to_string(x); };
+  if (args.tie == HierarchicalTie::block) return bad_input("hierarchical_decode: tie is block, expected prefix or row");
+  if (args.tie == HierarchicalTie::prefix && !args.include_self) {
+    return bad_input("hierarchical_decode: tie prefix needs include_self");
+  }
+  if (levels < 1) return bad_input("hierarchical_decode: list_k has 0 levels, expected at least 1");
+  for (int64_t b = 0; b < dims["B"]; ++b) {
+    std::vector<int64_t> count(static_cast<size_t>(levels));
+    for (int64_t l = 0; l < levels; ++l) {
+      count[static_cast<size_t>(l)] = index_value(args.list_count, b, l);
+      if (count[static_cast<size_t>(l)] >= 0 && count[static_cast<size_t>(l)] <= width) continue;
+      return bad_input("hierarchical_decode: list_count[" + text(b) + "][" + text(l) + "] is " +
+                       text(count[static_cast<size_t>(l)]) + ", expected 0 to " + text(width));
+    }
+    for (int64_t t = 0; t < dims["T"]; ++t) {
+      const int64_t close = hierarchical_closing(args, b, t, index_value(args.lengths, b) + t);
+      if (close < 0 || close >= levels) {
+        return bad_input("hierarchical_decode: close[" + text(b) + "][" + text(t) + "] is " + text(close) + ", expected 0 to " +
+                         text(levels - 1) + " (the root never ends)");
+      }
+      for (int64_t l = 0; l < close; ++l) count[static_cast<size_t>(l)] = 0;
+      if (count[static_cast<size_t>(close)]++ < width) continue;
+      return bad_input("hierarchical_decode: the list of level " + text(close) + " of item " + text(b) + " holds " +
+                       text(width) + " nodes, no room for another at token " + text(t));
+    }
+  }
+  return {};
+}
+
+Cost cost_decode(const HierarchicalDecodeArgs& args, const Dims& dims, Pass) {
+  double rows = 0;
+  for (int64_t b = 0; b < dims["B"]; ++b) {
+    for (int64_t l = 0; l < dims["levels"]; ++l) rows += static_cast<double>(index_value(args.list_count, b, l)) + 3;
+  }
+  const double width = static_cast<double>(dims["K"] + dims["V"]), tokens = static_cast<double>(dims["T"] * dims["H"]);
+  return {2 * rows * width * tokens, 4 * rows * width * tokens};
+}
+
 }  // namespace
 
 // clang-format off
@@ -84,6 +124,7 @@ const Op& hierarchical_op() {
   static const Op op =
       Declare<A, O, G>("hierarchical", "hierarchical", "attention over a tree of tokens, the nearest to softmax with tied weights")
           .equation("S[c,c'] = scale rho_q(c).rho_k(c') + log n_c', S[c,c] = g(c);  g(A) = sum_c n_c/n_A logsumexp S[c,:];  out from the root down")
+          .decode("hierarchical_decode")
           .input("q", &A::q, "B T H K", "queries").grad(&G::dq)
           .input("k", &A::k, "B T H K", "keys").grad(&G::dk)
           .input("v", &A::v, "B T H V", "values").grad(&G::dv)
@@ -117,8 +158,49 @@ const Op& hierarchical_op() {
           LINNET_ISA_IMPLS(hierarchical);
   return op;
 }
+
+const Op& hierarchical_decode_op() {
+  using A = HierarchicalDecodeArgs;
+  using O = HierarchicalDecodeOut;
+  static const Op op =
+      Declare<A, O, HierarchicalNoGrads>("hierarchical_decode", "hierarchical", "attention over a growing tree, token by token")
+          .equation("as hierarchical with tie prefix or row, causal; finished nodes of each level in lists, sums of the open ones")
+          .input("q", &A::q, "B T H K", "queries of the new tokens")
+          .input("k", &A::k, "B T H K", "keys of the new tokens")
+          .input("v", &A::v, "B T H V", "values of the new tokens")
+          .input("list_k", &A::list_k, "B H levels width K", "mean keys of the finished children of each open node").element(Element::acc).mutated()
+          .input("list_v", &A::list_v, "B H levels width V", "their mean values").element(Element::acc).mutated()
+          .input("list_n", &A::list_n, "B levels width", "their leaves").element(Element::acc).values(Values::unit_interval).mutated()
+          .input("list_count", &A::list_count, "B levels", "how many there are").element(Element::index).values(Values::lengths, "width").mutated()
+          .input("sum_q", &A::sum_q, "B H levels K", "sums of queries over the leaves of the open nodes").element(Element::acc).mutated()
+          .input("sum_k", &A::sum_k, "B H levels K", "sums of keys").element(Element::acc).mutated()
+          .input("sum_v", &A::sum_v, "B H levels V", "sums of values").element(Element::acc).mutated()
+          .input("sum_g", &A::sum_g, "B H levels", "sums of n Lambda over finished children").element(Element::acc).mutated()
+          .input("open_n", &A::open_n, "B levels", "leaves of the open nodes").element(Element::acc).values(Values::unit_interval).mutated()
+          .input("lengths", &A::lengths, "B", "tokens so far; increased by T").element(Element::index).values(Values::lengths, "1000000").mutated()
+          .input("close", &A::close, "B T", "how many inner levels end behind each token; absent: windows of arity")
+          .element(Element::index).values(Values::lengths, "levels-1").optional()
+          .output("out", &O::out, "B T H V", "weighted averages of the values")
+          .option("tie", &A::tie, {"block", "prefix", "row"}, "prefix or row")
+          .option("include_self", &A::include_self, "a token attends to itself too")
+          .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies q.k; default K^-0.5")
+          .option("arity", &A::arity, 2, kAnyCount, "without close: children of a node")
+          .check<check_decode>()
+          .largest_logit<ref::hierarchical_decode_largest_logit>()
+          .cost<cost_decode>()
+          .bench("B=1 T=1 H=32 K=128 V=K levels=6 width=8 list_count=4 lengths=100 dtype=f32|bf16 pass=fwd")
+          .impl<ref::hierarchical_decode_forward, nullptr, ref::hierarchical_decode_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(hierarchical_decode);
+  return op;
+}
 // clang-format on
 
+Status hierarchical_decode(const HierarchicalDecodeArgs& args, const HierarchicalDecodeOut& out, const Context& context) {
+  return run(hierarchical_decode_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t hierarchical_decode_workspace(const HierarchicalDecodeArgs& args, const Context& context) {
+  return workspace_bytes(hierarchical_decode_op(), Pass::forward, &args, context);
+}
 Status hierarchical(const HierarchicalArgs& args, const HierarchicalOut& out, const Context& context) {
   return run(hierarchical_op(), Pass::forward, &args, &out, nullptr, context);
 }

@@ -52,10 +52,54 @@ Status hierarchical_backward(const HierarchicalArgs& args, const HierarchicalOut
                              const Context& context);
 int64_t hierarchical_workspace(const HierarchicalArgs& args, Pass pass, const Context& context);
 
+// tie = prefix and tie = row, causal, token by token. A path has `levels` inner nodes, the root the last: of each the finished
+// children are kept (mean key, mean value, leaves), and of the unfinished subtree sums. A level that never branches changes
+// nothing, so too many levels do no harm; the root never ends, its list grows by one entry per finished child.
+struct HierarchicalDecodeArgs {
+  View q;               // [B, T, H, K]
+  View k;               // [B, T, H, K]
+  View v;               // [B, T, H, V]
+  View list_k, list_v;  // [B, H, levels, width, K], [.., V] f32: finished children of the open node of each level
+  View list_n;          // [B, levels, width] f32: their leaves
+  View list_count;      // [B, levels]: how many there are
+  View sum_q, sum_k;    // [B, H, levels, K] f32: sums over the leaves of the open nodes (row: sum_q is not used)
+  View sum_v;           // [B, H, levels, V] f32
+  View sum_g;           // [B, H, levels] f32: sum over finished children of n Lambda (row: not used)
+  View open_n;          // [B, levels] f32: leaves of the open nodes
+  View lengths;         // [B]: tokens so far; increased by T
+  View close;           // optional [B, T]: how many inner levels end behind each token; absent: windows of `arity`
+  HierarchicalTie tie = HierarchicalTie::prefix;
+  bool include_self = true;
+  Maybe scale;
+  int64_t arity = 8;
+};
+struct HierarchicalDecodeOut {
+  View out;  // [B, T, H, V]
+};
+struct HierarchicalNoGrads {};
+const Op& hierarchical_decode_op();
+Status hierarchical_decode(const HierarchicalDecodeArgs& args, const HierarchicalDecodeOut& out, const Context& context);
+int64_t hierarchical_decode_workspace(const HierarchicalDecodeArgs& args, const Context& context);
+
+// How many inner levels end behind token t of batch row b, which is the `at`-th of its sequence.
+LINNET_INLINE int64_t hierarchical_closing(const HierarchicalDecodeArgs& args, int64_t b, int64_t t, int64_t at) {
+  const View& close = args.close;
+  if (close.given()) {
+    const int64_t offset = b * close.stride[0] + t * close.stride[1];
+    return close.dtype == Dtype::i32 ? static_cast<const int32_t*>(close.data)[offset]
+                                     : static_cast<const int64_t*>(close.data)[offset];
+  }
+  int64_t levels = 0;
+  for (int64_t size = at + 1; levels + 1 < args.list_count.size[1] && size % args.arity == 0; size /= args.arity) ++levels;
+  return levels;
+}
+
 LINNET_KERNELS(hierarchical, HierarchicalArgs, HierarchicalOut, HierarchicalGrads)
+LINNET_KERNELS(hierarchical_decode, HierarchicalDecodeArgs, HierarchicalDecodeOut, HierarchicalNoGrads)
 
 namespace ref {
 double hierarchical_largest_logit(const HierarchicalArgs& args);
-}
+double hierarchical_decode_largest_logit(const HierarchicalDecodeArgs& args);
+}  // namespace ref
 
 }  // namespace linnet

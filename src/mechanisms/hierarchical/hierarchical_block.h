@@ -26,6 +26,7 @@ template <class T>
 void block_up(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const BlockWork<T>& w, int64_t A) {
   const int64_t* const child = head.tree->children(A);
   const int m = static_cast<int>(head.tree->family(A));
+  prefetch_children(head, A + 1);
   pool(head, x, A, true);
   w.g[A] = head.n[A] == 0 ? -kInfinity<T> : T(0);
   if (head.n[A] == 0) return;
@@ -63,6 +64,7 @@ void block_down(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x
   const int64_t wide = s.lda + s.ldv;
   const T* const above = w.out + (A - head.tree->T) * s.ldv;
   const T mass = w.mass[A];
+  prefetch_children(head, A - 1);
   load_keys(head, x, child, m, true);
   for (int j0 = 0; j0 < m; j0 += kLanes) {
     const int lanes = static_cast<int>(smaller(kLanes, m - j0));

@@ -178,6 +178,22 @@ void family_weights(const HierarchicalHead<T>& head, const HierarchicalScratch<T
   }
 }
 
+// Starts fetching the leaves of the family that comes next; small families only, whose rows are too short for the hardware.
+template <class T>
+void prefetch_children(const HierarchicalHead<T>& head, int64_t A) {
+  const HierarchicalTree& tree = *head.tree;
+  if (A < tree.T || A >= tree.N || tree.family(A) > 16) return;
+  for (int64_t i = 0; i < tree.family(A); ++i) {
+    const int64_t leaf = tree.children(A)[i];
+    if (leaf >= tree.T) return;
+    const View* const tensors[] = {&head.args->q, &head.args->k, &head.args->v};
+    for (const View* x : tensors) {
+      const char* const row = static_cast<const char*>(x->data) + head.offset(*x, leaf) * dtype_size(x->dtype);
+      for (int64_t byte = 0; byte < x->size[3] * dtype_size(x->dtype); byte += 64) __builtin_prefetch(row + byte);
+    }
+  }
+}
+
 // dst += sum_i share[i] row i
 template <class T>
 void add_mean(const T* rows, int64_t ld, int count, const T* share, int64_t width, T* dst) {
