@@ -39,7 +39,7 @@ const char* const kLines[] = {
     "hierarchical B=1 T=40 H=1 K=8 V=8 scale=1000 include_self=1 pass=bwd",
     "hierarchical_decode B=2 T=1 H=2 K=16 V=8 levels=3 width=4",
     "hierarchical_decode B=2 T=5 H=2 K=5 V=7 levels=3 width=64 with=close threads=3 seed=2",
-    "hierarchical_decode B=2 T=3 H=2 K=16 V=8 levels=2 width=8 tie=row include_self=0 seed=4",
+    "hierarchical_decode B=2 T=3 H=2 K=16 V=8 levels=2 width=64 tie=row include_self=0 seed=4",
 };
 
 TEST(Hierarchical, AgreesWithTheReference) {
