@@ -93,7 +93,8 @@ const Op& mamba_ssd_decode_op() {
           .check<check_decode>()
           .cost<cost_decode>()
           .bench("B=1|16|64 T=1 H=24 V=64 G=1 K=128 with=D,dt_bias dtype=f32|bf16 pass=fwd")
-          .impl<ref::mamba_ssd_decode_forward, nullptr, ref::mamba_ssd_decode_workspace>("ref", always_available);
+          .impl<ref::mamba_ssd_decode_forward, nullptr, ref::mamba_ssd_decode_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(mamba_ssd_decode);
   return op;
 }
 // clang-format on

@@ -93,7 +93,8 @@ const Op& metala_mixer_decode_op() {
           .check<check_decode>()
           .cost<cost_decode>()
           .bench("B=1|16|64 T=1 H=16 K=64 V=128 with=w_aug dtype=f32|bf16 pass=fwd")
-          .impl<ref::metala_mixer_decode_forward, nullptr, ref::metala_mixer_decode_workspace>("ref", always_available);
+          .impl<ref::metala_mixer_decode_forward, nullptr, ref::metala_mixer_decode_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(metala_mixer_decode);
   return op;
 }
 
