@@ -140,7 +140,7 @@ const Op& distill_op() {
           .largest_logit<largest_logit>()
           .check<check_distill>()
           .cost<cost_distill>()
-          .bench("B=1 T=8192 H=8 K=64 V=K M=64|128 causal=1 skip=out_softmax,loss_l2,loss_l2rel,loss_ce,loss_kl,loss_mse,dz_l2,dz_l2rel,dz_ce,dz_mse,dalpha_l2,dalpha_l2rel,dalpha_ce,dalpha_mse dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 T=8192 S=T H=8 K=64 V=K M=64|128 causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .impl<ref::distill_forward, ref::distill_backward, ref::distill_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(distill);
   return op;
@@ -194,7 +194,7 @@ const Op& distill_dof_op() {
           .option("leverage_lambda", &A::leverage_lambda, 1e-300, kAnyReal, "lambda of the leverage scores")
           .check<check_dof>()
           .cost<cost_dof>()
-          .bench("J=2048|8192 D=64 N=1 skip=dof_softmax_mean,dof_softmax_gram,dof_softmax_trace,dof_gauss_gram,dof_gauss_trace,eig_softmax_mean,eig_gauss_mean,leverage,unresolved dtype=f32 pass=fwd")
+          .bench("J=2048|8192 D=64 N=1 P=0 with=dof_gauss_mean dtype=f32 pass=fwd")
           .impl<ref::distill_dof_forward, nullptr, ref::distill_dof_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(distill_dof);
   return op;

@@ -1,0 +1,136 @@
+// distill: agreement with the reference, the relations and edge cases of its page, decode, estimator, allocation, refusals.
+#include "distill.h"
+
+#include "mechanisms/features/named_call.h"
+
+namespace linnet {
+namespace {
+
+using check::constant;
+using check::random_tensor;
+using check::rms_error;
+using check::Tensor;
+using check::tokens;
+
+TEST(Distill, AgreesWithTheReference) {
+  expect_agreement({
+      "distill B=2 T=0 S=0 H=2 K=4 V=4 M=3 pass=bwd",
+      "distill B=1 T=1 S=1 H=1 K=4 V=3 M=5 causal=1 pass=bwd",
+      "distill B=2 T=37 S=37 H=2 K=9 V=7 M=12 causal=1 with=key_mask,key_logw values=garbage threads=3 pass=bwd",
+      "distill B=1 T=33 S=33 H=2 K=16 V=16 M=8 strided=1 with=key_mask values=masked,mixed pass=bwd",
+      "distill_decode B=2 T=3 H=2 K=8 V=12 M=9 with=key_logw threads=2",
+      "distill_dof J=17 D=4 N=3 P=5",
+      "distill_alloc S=5 H=3 R=17 low=2 high=16 multiple=2 with=spectra,weights",
+      "distill_balance E=2 T=9 H=2 K=4 V=3 M=5 window=3",
+      "distill_window B=2 T=20 H=3 K=6 V=5 F=4 window=5 sinks=2",
+  });
+}
+
+Inputs attention(int64_t T, uint64_t seed) {
+  Tensor alpha = random_tensor({2, 6}, seed + 4);
+  for (int64_t i = 0; i < alpha.count(); ++i) alpha.set(i, 0.1 + std::abs(alpha.get(i)));
+  return {{"q", random_tensor({1, T, 2, 4}, seed)},
+          {"k", random_tensor({1, T, 2, 4}, seed + 1)},
+          {"v", random_tensor({1, T, 2, 5}, seed + 2)},
+          {"z", random_tensor({2, 6, 4}, seed + 3)},
+          {"alpha", alpha}};
+}
+
+TEST(Distill, Relations) {
+  Inputs x = attention(40, 1);
+  const Options causal = {{"causal", "1"}};
+  const Tensor out = out_of("distill", x, causal);
+  // All weights of a head times a constant, and a constant log-weight of all keys: no change.
+  Inputs scaled = x;
+  scaled[4].second = mapped(x[4].second, 3, 0);
+  scaled.emplace_back("key_logw", constant({1, 40, 2}, 1.5));
+  EXPECT_LT(rms_error(out_of("distill", scaled, causal), out), 1e-13);
+  // One token: its value. The last causal row: what every row of the other form sees.
+  const Inputs one = attention(1, 7);
+  EXPECT_LT(rms_error(out_of("distill", one, causal), one[2].second), 1e-15);
+  EXPECT_LT(rms_error(tokens(out, 39, 40), tokens(out_of("distill", x), 39, 40)), 1e-13);
+  // Scores of 1e4 stay finite.
+  Inputs large = x;
+  large[0].second = mapped(x[0].second, 100, 0);
+  large[1].second = mapped(x[1].second, 100, 0);
+  const Tensor extreme = out_of("distill", large, causal);
+  for (int64_t i = 0; i < extreme.count(); ++i) EXPECT_TRUE(std::isfinite(extreme.get(i)));
+}
+
+// Many Gaussian directions approach softmax.
+TEST(Distill, ManyFeaturesApproachSoftmax) {
+  Inputs x = attention(20, 2);
+  x[0].second = mapped(x[0].second, 0.5, 0);
+  x[1].second = mapped(x[1].second, 0.5, 0);
+  double last = 1;
+  for (const int64_t M : {16, 4096}) {
+    x[3].second = random_tensor({2, M, 4}, 11);
+    x[4].second = constant({2, M}, 1);
+    Results results;
+    ASSERT_TRUE(run_named("distill", x, {{"causal", "1"}}, {"out", "out_softmax", "loss_kl"}, &results).ok());
+    const double error = rms_error(results["out"], results["out_softmax"]);
+    EXPECT_LT(error, 0.5 * last);
+    EXPECT_GE(results["loss_kl"].get(0), 0);
+    last = error;
+  }
+  EXPECT_LT(last, 0.02);
+}
+
+TEST(Distill, DecodeIsTheCausalForm) {
+  Inputs x = attention(30, 3);
+  const Tensor want = out_of("distill", x, {{"causal", "1"}});
+  x.insert(x.end(),
+           {{"state", constant({1, 2, 6, 5}, 0)}, {"n", constant({1, 2, 6}, 0)}, {"c", constant({1, 2, 6}, -HUGE_VAL)}});
+  EXPECT_LT(rms_error(out_of("distill_decode", x), want), 1e-13);
+}
+
+// Balancing changes no softmax attention: the balanced rows with their log-weights give the teacher's output.
+TEST(Distill, BalancingKeepsSoftmax) {
+  const Inputs x = attention(25, 4);
+  Results r;
+  ASSERT_TRUE(run_named("distill_balance", x, {{"window", "25"}},
+                        {"q_balanced", "k_balanced", "key_logw", "out_softmax", "out_hybrid"}, &r)
+                  .ok());
+  const Inputs balanced = {{"q", r["q_balanced"]}, {"k", r["k_balanced"]}, x[2], x[3], x[4], {"key_logw", r["key_logw"]}};
+  EXPECT_LT(rms_error(out_of("distill", balanced, {{"causal", "1"}}, "out_softmax"), r["out_softmax"]), 1e-12);
+  EXPECT_LT(rms_error(r["out_hybrid"], r["out_softmax"]), 1e-13);  // a window that covers everything
+}
+
+// Known answers, by the spectrum (J = 40) and by the Cholesky factor (J = 1100): equal samples make a Gram matrix of ones,
+// samples far apart the identity.
+TEST(Distill, DegreesOfFreedom) {
+  for (const int64_t J : {40, 1100}) {
+    Tensor far = constant({J, 3}, 0), lambda = constant({1}, 0.25), none = constant({0, 3}, 0);
+    for (int64_t i = 0; i < J; ++i) far.set(3 * i, 100.0 * static_cast<double>(i));
+    const Inputs same = {{"x", constant({J, 3}, 0)}, {"lambda", lambda}, {"z", none}},
+                 apart = {{"x", far}, {"lambda", lambda}, {"z", none}};
+    EXPECT_NEAR(out_of("distill_dof", same, {}, "dof_softmax_mean").get(0), 1 / 1.25, 1e-10);
+    EXPECT_NEAR(out_of("distill_dof", same, {}, "dof_gauss_trace").get(0), 1 / 1.25, 1e-10);
+    const double n = static_cast<double>(J), each = 1 / n;
+    EXPECT_NEAR(out_of("distill_dof", apart, {}, "dof_gauss_mean").get(0), n * each / (each + 0.25), 1e-9);
+    EXPECT_NEAR(out_of("distill_dof", apart, {}, "dof_gauss_gram").get(0), n / 1.25, 1e-9 * n);
+  }
+}
+
+TEST(Distill, AllocationSumsToTheBudget) {
+  Tensor dof = random_tensor({12, 4}, 5);
+  for (int64_t i = 0; i < dof.count(); ++i) dof.set(i, 1 + 10 * std::abs(dof.get(i)));
+  const Tensor dims = out_of("distill_alloc", {{"dof", dof}},
+                             {{"cost", "64"}, {"low", "16"}, {"high", "128"}, {"multiple", "16"}}, "dims_exact");
+  double total = 0;
+  for (int64_t s = 0; s < 12; ++s) total += dims.get(s);
+  EXPECT_EQ(total, 12 * 64);
+  EXPECT_EQ(refusal("distill_alloc", {{"dof", dof}}, {{"low", "32"}, {"high", "16"}}),
+            "distill_alloc: low is 32, expected at most high, 16");
+}
+
+TEST(Distill, Refusals) {
+  Inputs x = attention(10, 1);
+  x[3].second = random_tensor({2, 6, 3}, 1);
+  EXPECT_EQ(refusal("distill", x), "distill: z has 3 channels in dimension 2 of [H, M, K], expected 4 (same as q)");
+  EXPECT_EQ(refusal("distill_dof", {{"x", constant({0, 3}, 0)}, {"lambda", constant({1}, 1)}, {"z", constant({0, 3}, 0)}}),
+            "distill_dof: x has 0 samples, expected at least 1");
+}
+
+}  // namespace
+}  // namespace linnet
