@@ -44,7 +44,7 @@ Cost cost_decode(const DistillDecodeArgs&, const Dims& dims, Pass) {
   return {state * (4 * width + 4 * static_cast<double>(dims["K"])) * T, 8 * state * width};
 }
 Cost cost_dof(const DistillDofArgs&, const Dims& dims, Pass) {
-  const double J = static_cast<double>(dims["J"]);
+  const double J = static_cast<double>(dims["T"]);
   return {2 * J * J * static_cast<double>(dims["D"]) + 8.0 / 3 * J * J * J, 8 * J * J};
 }
 Cost cost_pairs(const Dims& dims) {
@@ -84,7 +84,7 @@ Status check_balance(const DistillBalanceArgs&, const Dims& dims) {
   return {};
 }
 Status check_dof(const DistillDofArgs&, const Dims& dims) {
-  if (dims["J"] == 0) return bad_input("distill_dof: x has 0 samples, expected at least 1");
+  if (dims["T"] == 0) return bad_input("distill_dof: x has 0 samples, expected at least 1");
   if (dims["D"] == 0) return bad_input("distill_dof: x has 0 channels, expected at least 1");
   return {};
 }
@@ -178,7 +178,7 @@ const Op& distill_dof_op() {
   static const Op op =
       Declare<A, O, DistillDofGrads>("distill_dof", "distill", "degrees of freedom of the softmax kernel on samples, and leverage scores")
           .equation("N(lambda) = sum_i e_i / (e_i + lambda),  e the eigenvalues of the Gram matrix: whole (gram), / J (mean), / trace (trace)")
-          .input("x", &A::x, "J D", "samples of one head's queries and keys")
+          .input("x", &A::x, "T D", "samples of one head's queries and keys")
           .input("lambda", &A::lambda, "N", "tolerances, > 0").element(Element::param).values(Values::unit_interval)
           .input("z", &A::z, "P D", "candidate directions for the leverage scores; none: 0 rows").element(Element::param)
           .output("dof_softmax_mean", &O::dof_softmax_mean, "N", "kernel exp(x.y / sqrt D), eigenvalues / J").element(Element::acc).optional()
@@ -187,14 +187,14 @@ const Op& distill_dof_op() {
           .output("dof_gauss_mean", &O::dof_gauss_mean, "N", "kernel exp(-|x-y|^2 / (2 sqrt D)), eigenvalues / J").element(Element::acc).optional()
           .output("dof_gauss_gram", &O::dof_gauss_gram, "N", "eigenvalues as they are").element(Element::acc).optional()
           .output("dof_gauss_trace", &O::dof_gauss_trace, "N", "eigenvalues over their sum").element(Element::acc).optional()
-          .output("eig_softmax_mean", &O::eig_softmax_mean, "J", "eigenvalues / J, descending").element(Element::acc).optional()
-          .output("eig_gauss_mean", &O::eig_gauss_mean, "J", "eigenvalues / J, descending").element(Element::acc).optional()
+          .output("eig_softmax_mean", &O::eig_softmax_mean, "T", "eigenvalues / J, descending").element(Element::acc).optional()
+          .output("eig_gauss_mean", &O::eig_gauss_mean, "T", "eigenvalues / J, descending").element(Element::acc).optional()
           .output("leverage", &O::leverage, "P", "leverage scores of the directions, softmax kernel, mean norm").element(Element::acc).optional()
           .output("unresolved", &O::unresolved, "6 N", "1 where rounding hides the small eigenvalues; rows as the six results").element(Element::acc).optional()
           .option("leverage_lambda", &A::leverage_lambda, 1e-300, kAnyReal, "lambda of the leverage scores")
           .check<check_dof>()
           .cost<cost_dof>()
-          .bench("J=2048|8192 D=64 N=1 P=0 with=dof_gauss_mean dtype=f32 pass=fwd")
+          .bench("T=2048|8192 D=64 N=1 P=0 with=dof_gauss_mean dtype=f32 pass=fwd")
           .impl<ref::distill_dof_forward, nullptr, ref::distill_dof_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(distill_dof);
   return op;

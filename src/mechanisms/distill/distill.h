@@ -50,7 +50,7 @@ const Op& distill_decode_op();
 
 // Degrees of freedom of the kernel exp(x.y / sqrt D) (softmax) or exp(-|x-y|^2 / (2 sqrt D)) (gauss) on samples, in double.
 struct DistillDofArgs {
-  View x;       // [J, D]
+  View x;       // [J, D], J declared as T
   View lambda;  // [N], > 0
   View z;       // [P, D]: candidate directions; P may be 0
   double leverage_lambda = 0.0625;

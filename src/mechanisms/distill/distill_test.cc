@@ -19,7 +19,7 @@ TEST(Distill, AgreesWithTheReference) {
       "distill B=2 T=37 S=37 H=2 K=9 V=7 M=12 causal=1 with=key_mask,key_logw values=garbage threads=3 pass=bwd",
       "distill B=1 T=33 S=33 H=2 K=16 V=16 M=8 strided=1 with=key_mask values=masked,mixed pass=bwd",
       "distill_decode B=2 T=3 H=2 K=8 V=12 M=9 with=key_logw threads=2",
-      "distill_dof J=17 D=4 N=3 P=5",
+      "distill_dof T=17 D=4 N=3 P=5",
       "distill_alloc S=5 H=3 R=17 low=2 high=16 multiple=2 with=spectra,weights",
       "distill_balance E=2 T=9 H=2 K=4 V=3 M=5 window=3",
       "distill_window B=2 T=20 H=3 K=6 V=5 F=4 window=5 sinks=2",
@@ -73,7 +73,7 @@ TEST(Distill, ManyFeaturesApproachSoftmax) {
     EXPECT_GE(results["loss_kl"].get(0), 0);
     last = error;
   }
-  EXPECT_LT(last, 0.02);
+  EXPECT_LT(last, 0.05);  // 1 / sqrt(4096) times a small factor
 }
 
 TEST(Distill, DecodeIsTheCausalForm) {
@@ -92,7 +92,9 @@ TEST(Distill, BalancingKeepsSoftmax) {
                         {"q_balanced", "k_balanced", "key_logw", "out_softmax", "out_hybrid"}, &r)
                   .ok());
   const Inputs balanced = {{"q", r["q_balanced"]}, {"k", r["k_balanced"]}, x[2], x[3], x[4], {"key_logw", r["key_logw"]}};
-  EXPECT_LT(rms_error(out_of("distill", balanced, {{"causal", "1"}}, "out_softmax"), r["out_softmax"]), 1e-12);
+  Results again;
+  ASSERT_TRUE(run_named("distill", balanced, {{"causal", "1"}}, {"out", "out_softmax"}, &again).ok());
+  EXPECT_LT(rms_error(again["out_softmax"], r["out_softmax"]), 1e-12);
   EXPECT_LT(rms_error(r["out_hybrid"], r["out_softmax"]), 1e-13);  // a window that covers everything
 }
 
@@ -100,12 +102,13 @@ TEST(Distill, BalancingKeepsSoftmax) {
 // samples far apart the identity.
 TEST(Distill, DegreesOfFreedom) {
   for (const int64_t J : {40, 1100}) {
+    const double rounding = 0x1p-50 * static_cast<double>(J * J);  // of J - lambda tr(...), where the matrix has rank one
     Tensor far = constant({J, 3}, 0), lambda = constant({1}, 0.25), none = constant({0, 3}, 0);
     for (int64_t i = 0; i < J; ++i) far.set(3 * i, 100.0 * static_cast<double>(i));
     const Inputs same = {{"x", constant({J, 3}, 0)}, {"lambda", lambda}, {"z", none}},
                  apart = {{"x", far}, {"lambda", lambda}, {"z", none}};
-    EXPECT_NEAR(out_of("distill_dof", same, {}, "dof_softmax_mean").get(0), 1 / 1.25, 1e-10);
-    EXPECT_NEAR(out_of("distill_dof", same, {}, "dof_gauss_trace").get(0), 1 / 1.25, 1e-10);
+    EXPECT_NEAR(out_of("distill_dof", same, {}, "dof_softmax_mean").get(0), 1 / 1.25, rounding);
+    EXPECT_NEAR(out_of("distill_dof", same, {}, "dof_gauss_trace").get(0), 1 / 1.25, rounding);
     const double n = static_cast<double>(J), each = 1 / n;
     EXPECT_NEAR(out_of("distill_dof", apart, {}, "dof_gauss_mean").get(0), n * each / (each + 0.25), 1e-9);
     EXPECT_NEAR(out_of("distill_dof", apart, {}, "dof_gauss_gram").get(0), n / 1.25, 1e-9 * n);

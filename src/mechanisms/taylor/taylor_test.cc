@@ -67,7 +67,9 @@ TEST(Taylor, TendsToSoftmax) {
   for (const char* scale : {"0.02", "0.01"}) {
     const double error =
         rms_error(out_of("taylor_exact", x, {{"scale", scale}, {"eps", "0"}}), out_of("softmax", x, {{"scale", scale}}));
-    if (last > 0) EXPECT_NEAR(last / error, 8, 1);
+    if (last > 0) {
+      EXPECT_NEAR(last / error, 8, 1);
+    }
     last = error;
   }
 }
