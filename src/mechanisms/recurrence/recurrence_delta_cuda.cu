@@ -21,7 +21,8 @@ namespace {
 constexpr int kLine = 68;  // floats of a row of the inverse's scratch: 8 rows of a column lie in 8 banks
 
 struct alignas(16) DeltaGates {
-  float read[C], write[C], sums[C], beta[C];
+  float read[C], write[C], beta[C];
+  Decays decays;
   float total;
 };
 
@@ -42,11 +43,17 @@ __device__ void invert_block(float (&x)[C][kLine], int first, int lane) {
   float column[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    asm volatile("" ::: "memory");  // keeps ptxas from loading the whole block at once, which has no room beside a product
-    float sum = 0;
+    asm volatile("" ::: "memory");  // keeps ptxas from loading the whole block at once, for which there is no room
+    float sum[4] = {};
 #pragma unroll
-    for (int j = 0; j < i; ++j) sum = fmaf(x[first + i][first + j], column[j], sum);
-    column[i] = i == lane ? 1 : i > lane ? -sum : 0;
+    for (int j = 0; j < i; j += 4) {
+      const float4 a = *reinterpret_cast<const float4*>(&x[first + i][first + j]);
+      sum[0] = fmaf(a.x, column[j], sum[0]);
+      if (j + 1 < i) sum[1] = fmaf(a.y, column[j + 1], sum[1]);
+      if (j + 2 < i) sum[2] = fmaf(a.z, column[j + 2], sum[2]);
+      if (j + 3 < i) sum[3] = fmaf(a.w, column[j + 3], sum[3]);
+    }
+    column[i] = i == lane ? 1 : i > lane ? -((sum[0] + sum[1]) + (sum[2] + sum[3])) : 0;
   }
   __syncwarp();
   if (lane < 16) {
@@ -60,7 +67,7 @@ __device__ void invert_block(float (&x)[C][kLine], int first, int lane) {
 template <int kSteps>
 __device__ __forceinline__ void multiply_tile(const float* a, const float* b, float* to, float sign, int lane) {
   float d[4] = {};
-#pragma unroll 1
+#pragma unroll 2
   for (int k = 0; k < kSteps; ++k) {
     float x[4], y[2];
     uint32_t x_high[4], x_low[4], y_high[2], y_low[2];
@@ -68,15 +75,16 @@ __device__ __forceinline__ void multiply_tile(const float* a, const float* b, fl
     for (int i = 0; i < 4; ++i) x[i] = a[(lane / 4 + i % 2 * 8) * kLine + 8 * k + lane % 4 + i / 2 * 4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) y[i] = b[(8 * k + lane % 4 + i * 4) * kLine + lane / 4];
+      // The upper bits, and what they leave: exact, and the instruction cuts the rest off.
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x_high[i] = ptx::round_tf32(x[i]);
-      x_low[i] = ptx::round_tf32(x[i] - __uint_as_float(x_high[i]));
+      x_high[i] = __float_as_uint(x[i]) & 0xffffe000;
+      x_low[i] = __float_as_uint(x[i] - __uint_as_float(x_high[i]));
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      y_high[i] = ptx::round_tf32(y[i]);
-      y_low[i] = ptx::round_tf32(y[i] - __uint_as_float(y_high[i]));
+      y_high[i] = __float_as_uint(y[i]) & 0xffffe000;
+      y_low[i] = __float_as_uint(y[i] - __uint_as_float(y_high[i]));
     }
     ptx::mma_tf32(d, x_low, y_high);
     ptx::mma_tf32(d, x_high, y_low);
@@ -125,10 +133,12 @@ __device__ void assist_delta(const Tile& tile, const Walk& w, int h, DeltaShared
     asm volatile("" : "+r"(thread), "+r"(lane));
     return warp * 16 + lane / 4;
   };
-  float2 next_gates = {}, next_beta = {};
+  for (int i = thread; i < 2 * kPanel / 16; i += 128) reinterpret_cast<uint4*>(s.p)[i] = uint4{0, 0, 0, 0};
+  ptx::group_sync<1, 128>();
+  Numbers next_gates, next_beta;
   if (warp == 0) {
-    if constexpr (decays) next_gates = load_gates(e, w, h, w.first, lane);
-    next_beta = load_numbers(e.beta, w, h, w.first, lane, 0);
+    if constexpr (decays) next_gates = ask_numbers(e.g, w, h, w.first, lane);
+    next_beta = ask_numbers(e.beta, w, h, w.first, lane);
   }
   for (int i = 0; i < w.count; ++i) {
     const int stage = i % kStages, chunk = w.first + i;
@@ -146,37 +156,36 @@ __device__ void assist_delta(const Tile& tile, const Walk& w, int h, DeltaShared
     ptx::wgmma_commit();
     if (warp == 0) {
       Sums G = {};
-      const float2 beta = next_beta;
+      const float2 beta = take_numbers(next_beta, e.beta.dtype);
       if constexpr (decays) {
-        G = sum_gates(next_gates, lane);
-        next_gates = load_gates(e, w, h, chunk + 1, lane);
+        G = sum_gates(take_gates(next_gates, e.g.dtype), lane);
+        next_gates = ask_numbers(e.g, w, h, chunk + 1, lane);
       }
-      next_beta = load_numbers(e.beta, w, h, chunk + 1, lane, 0);
+      next_beta = ask_numbers(e.beta, w, h, chunk + 1, lane);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int at = lane + 32 * j;
         const float sum = j == 0 ? G.low : G.high;
         gates.beta[at] = e.beta_factor * (j == 0 ? beta.x : beta.y);
-        gates.sums[at] = sum;
         gates.read[at] = expf(sum);
         gates.write[at] = expf(G.all - sum);
       }
+      if constexpr (decays) store_decays(G, lane, gates.decays);
       if (lane == 0) gates.total = expf(G.all);
     }
     ptx::group_sync<1, 128>();
     int row = forget();
     ptx::wgmma_wait<0>();
     ptx::hold(p);
+    weigh<decays, true>(p, gates.decays, warp, lane, false);
+    const float beta[2] = {gates.beta[row], gates.beta[row + 8]};
+    const bool in[2] = {row < rows, row + 8 < rows};
 #pragma unroll
     for (int j = 0; j < 32; j += 2) {
-      const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
-      const float beta = gates.beta[r];
-      float2 a = {c < r && r < rows ? beta * p[j] : 0, c + 1 < r && r < rows ? beta * p[j + 1] : 0};
-      if constexpr (decays) {
-        a.x = c < r ? a.x * __expf(gates.sums[r] - gates.sums[c]) : 0;
-        a.y = c + 1 < r ? a.y * __expf(gates.sums[r] - gates.sums[c + 1]) : 0;
-      }
-      *reinterpret_cast<float2*>(&s.x[r][c]) = a;
+      if (j / 8 > warp) continue;
+      const int half = j / 2 % 2;
+      *reinterpret_cast<float2*>(&s.x[row + 8 * half][j / 4 * 8 + lane % 4 * 2]) =
+          float2{in[half] ? beta[half] * p[j] : 0, in[half] ? beta[half] * p[j + 1] : 0};
     }
     ptx::group_sync<1, 128>();
     forget();
@@ -202,23 +211,28 @@ __device__ void assist_delta(const Tile& tile, const Walk& w, int h, DeltaShared
     }
     ptx::fence_async_shared();
     ptx::barrier_arrive(&s.t_full);
+    float scores[32];
     ptx::wgmma_fence();
 #pragma unroll
     for (int kk = 0; kk < D / 16; ++kk) {
-      ptx::wgmma_shared<true, false, false>(p, ptx::descriptor_k_major(q, C, kk), ptx::descriptor_k_major(k, C, kk), kk > 0);
+      ptx::wgmma_shared<true, false, false>(scores, ptx::descriptor_k_major(q, C, kk), ptx::descriptor_k_major(k, C, kk),
+                                            kk > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    ptx::hold(p);
+    ptx::hold(scores);
     ptx::barrier_arrive(&s.empty[stage]);
     if (i >= 1) ptx::barrier_wait(&s.p_empty, (i - 1) & 1);
     row = forget();
+    weigh<decays, false>(scores, gates.decays, warp, lane, false);
+    // tile_byte_paired_f32, by hand: a row's pieces differ in bits 4 to 6.
+    char* at = s.p + row * 128 + lane % 4 * 4;
+    const uint32_t swizzle = lane / 4 * 16;
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
-      const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2 + (j & 1);
-      float x = c <= r && c < rows ? p[j] : 0;
-      if constexpr (decays) x = c <= r ? x * __expf(gates.sums[r] - gates.sums[c]) : 0;
-      *reinterpret_cast<uint32_t*>(s.p + ptx::tile_byte_paired_f32(C, r, c)) = ptx::round_tf32(x);
+      if (j / 8 > warp) continue;  // zero from the start
+      const uint32_t piece = (j / 4 % 4 * 2 + (j & 1)) * 16;
+      *reinterpret_cast<uint32_t*>(at + (piece ^ swizzle) + j / 16 * kPanel + (j & 2) * 512) = ptx::round_tf32(scores[j]);
     }
     ptx::fence_async_shared();
     ptx::barrier_arrive(&s.p_full);

@@ -31,11 +31,17 @@ namespace {
 constexpr int C = kTileChunk, kStages = kTileStages, kPanel = C * 128;
 constexpr float kLeastGate = -40;  // exp(-40) is zero beside anything that a float still resolves
 
+// The log decays of a chunk: their sums G, and the decays from the first row of each 16 to a row, and from a row to their last.
+struct Decays {
+  float sums[C], left[C], right[C];
+};
+
 struct alignas(16) Gates {
   float read[C], write[C];  // factors of the chunk's rows
   float total;              // of the state
   float out;                // the result's, the units of P included
-  float sums[C], part[4];   // the auxiliary's own: G, the largest of P in each warp
+  Decays decays;            // the auxiliary's own
+  float part[4];            // the largest of P in each warp
 };
 
 template <int K, int V>
@@ -116,28 +122,95 @@ __device__ __forceinline__ Sums sum_gates(float2 gates, int lane) {
   return {g[0], g[1], __shfl_sync(0xffffffff, g[1], 31)};
 }
 
-// The numbers [B, T, H] of a chunk's rows lane and lane + 32, `none` behind the sequence. Asked for a chunk ahead: they come
-// from far away.
-__device__ __forceinline__ float2 load_numbers(const Rows& rows, const Walk& w, int h, int chunk, int lane, float none) {
-  float x[2];
+// The numbers [B, T, H] of a chunk's rows lane and lane + 32, as they come from memory, and as numbers. They are asked for a
+// chunk ahead and come from far away: nothing may touch them before, not even to convert them or to branch on their type.
+struct Numbers {
+  uint32_t low[2] = {}, high[2] = {};
+};
+__device__ __forceinline__ Numbers ask_numbers(const Rows& rows, const Walk& w, int h, int chunk, int lane) {
+  Numbers x;
+  const bool wide = rows.dtype == Dtype::f32;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int64_t t = static_cast<int64_t>(chunk) * C + lane + 32 * i;
-    x[i] = t >= 0 && t < w.length ? ptx::load(rows.data, rows.dtype, row_of(rows, w.b, w.begin + t, h)) : none;
+    const bool in = t >= 0 && t < w.length;
+    const auto* at = static_cast<const uint16_t*>(rows.data) + (in ? row_of(rows, w.b, w.begin + t, h) << wide : 0);
+    x.low[i] = in ? at[0] : 0;
+    x.high[i] = in && wide ? at[1] : 0;
   }
-  return {x[0], x[1]};
+  return x;
 }
-__device__ __forceinline__ float2 load_gates(const Engine& e, const Walk& w, int h, int chunk, int lane) {
-  const float2 g = load_numbers(e.g, w, h, chunk, lane, 0);
+__device__ __forceinline__ float2 take_numbers(const Numbers& x, Dtype dtype) {
+  float y[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float f16 = __half2float(__ushort_as_half(static_cast<unsigned short>(x.low[i])));
+    const uint32_t bits = dtype == Dtype::f32 ? x.low[i] | x.high[i] << 16 : x.low[i] << 16;
+    y[i] = dtype == Dtype::f16 ? f16 : __uint_as_float(bits);
+  }
+  return {y[0], y[1]};
+}
+__device__ __forceinline__ float2 take_gates(const Numbers& x, Dtype dtype) {
+  const float2 g = take_numbers(x, dtype);
   return {g.x < kLeastGate ? kLeastGate : g.x, g.y < kLeastGate ? kLeastGate : g.y};
+}
+
+__device__ __forceinline__ void store_decays(const Sums& G, int lane, Decays& d) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const float sum = j == 0 ? G.low : G.high;
+    d.sums[lane + 32 * j] = sum;
+    d.left[lane + 32 * j] = __expf(sum - __shfl_sync(0xffffffff, sum, lane / 16 * 16));
+    d.right[lane + 32 * j] = __expf(__shfl_sync(0xffffffff, sum, lane / 16 * 16 + 15) - sum);
+  }
+}
+
+// Scores p [64, 64] of a warpgroup, times the decays between their rows, zero where a row does not see a column: above the
+// diagonal (reverse: below it), and on it when strict. A warp has 16 rows: exponentials for its own 16 columns alone, elsewhere
+// three factors (no quotient: each is at most 1).
+template <bool decays, bool strict>
+__device__ __forceinline__ void weigh(float (&p)[32], const Decays& d, int warp, int lane, bool reverse) {
+  const int row = warp * 16 + lane / 4, column = lane % 4 * 2;
+  float own[2] = {1, 1};
+  if constexpr (decays) {
+    own[0] = reverse ? d.right[row] : d.left[row];
+    own[1] = reverse ? d.right[row + 8] : d.left[row + 8];
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const int block = j / 2, c = 8 * j + column;
+    float* x = p + 4 * j;
+    if (block == warp) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = row + (i & 2) * 4, at = c + (i & 1);
+        const bool seen = reverse ? at >= r : strict ? at < r : at <= r;
+        float factor = 1;
+        if constexpr (decays) factor = __expf(reverse ? d.sums[at] - d.sums[r] : d.sums[r] - d.sums[at]);
+        x[i] = seen ? x[i] * factor : 0;
+      }
+    } else if (reverse ? block > warp : block < warp) {
+      if constexpr (decays) {
+        const float middle =
+            __expf(reverse ? d.sums[16 * block] - d.sums[16 * warp + 15] : d.sums[16 * warp] - d.sums[16 * block + 15]);
+        const float2 other = *reinterpret_cast<const float2*>((reverse ? d.left : d.right) + c);
+        x[0] *= own[0] * (middle * other.x);
+        x[1] *= own[0] * (middle * other.y);
+        x[2] *= own[1] * (middle * other.x);
+        x[3] *= own[1] * (middle * other.y);
+      }
+    } else {
+      x[0] = x[1] = x[2] = x[3] = 0;
+    }
+  }
 }
 
 template <bool bf16, int K, int V, bool decays>
 __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) {
   const Engine& e = tile.e;
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  float2 next_gates = {};
-  if (decays && warp == 0) next_gates = load_gates(e, w, h, w.first, lane);
+  Numbers next_gates;
+  if (decays && warp == 0) next_gates = ask_numbers(e.g, w, h, w.first, lane);
   for (int i = 0; i < w.count; ++i) {
     const int stage = i % kStages, slot = i % 2, chunk = e.reverse ? w.first - i : w.first + i;
     const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
@@ -145,14 +218,14 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
     if (i >= 2) ptx::barrier_wait(&s.p_empty[slot], (i / 2 - 1) & 1);
     if constexpr (decays) {
       if (warp == 0) {
-        const Sums G = sum_gates(next_gates, lane);
-        next_gates = load_gates(e, w, h, e.reverse ? chunk - 1 : chunk + 1, lane);
+        const Sums G = sum_gates(take_gates(next_gates, e.g.dtype), lane);
+        next_gates = ask_numbers(e.g, w, h, e.reverse ? chunk - 1 : chunk + 1, lane);
         const float pre[2] = {expf(G.low), expf(G.high)}, suf[2] = {expf(G.all - G.low), expf(G.all - G.high)};
         for (int j = 0; j < 2; ++j) {
-          gates.sums[lane + 32 * j] = j == 0 ? G.low : G.high;
           gates.read[lane + 32 * j] = e.reverse ? suf[j] : pre[j];
           gates.write[lane + 32 * j] = e.reverse ? pre[j] : suf[j];
         }
+        store_decays(G, lane, gates.decays);
         if (lane == 0) gates.total = expf(G.all);
       }
     }
@@ -170,21 +243,16 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
       if constexpr (decays) ptx::group_sync<1, 128>();  // the sums
       ptx::wgmma_wait<0>();
       ptx::hold(p);
-      float largest = 0;
+      weigh<decays, false>(p, gates.decays, warp, lane, e.reverse);
+      if (e.reverse && rows < C) {  // columns behind the sequence, which such rows would see
 #pragma unroll
-      for (int j = 0; j < 32; ++j) {
-        const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2 + (j & 1);
-        const bool seen = (e.reverse ? c >= r : c <= r) && c < rows;
-        if constexpr (decays) {
-          const float over = gates.sums[r] - gates.sums[c];
-          p[j] = seen ? p[j] * __expf(e.reverse ? -over : over) : 0;
-        } else {
-          p[j] = seen ? p[j] : 0;
-        }
-        largest = fmaxf(largest, fabsf(p[j]));
+        for (int j = 0; j < 32; ++j) p[j] = j / 4 * 8 + lane % 4 * 2 + (j & 1) < rows ? p[j] : 0;
       }
       float unit = 1;
       if constexpr (!bf16) {  // P / unit is at most 2^14
+        float largest = 0;
+#pragma unroll
+        for (int j = 0; j < 32; ++j) largest = fmaxf(largest, row + (j & 2) * 4 < rows ? fabsf(p[j]) : 0);
         for (int step = 1; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
         if (lane == 0) gates.part[warp] = largest;
         ptx::group_sync<1, 128>();
