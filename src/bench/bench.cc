@@ -23,7 +23,9 @@ std::string peer_json(const Work& work, bool on_gpu) {
   writer.begin_object().member("op", c.op->name).member("dtype", dtype_name(c.dtype));
   writer.member("pass", c.backward ? "fwd+bwd" : "fwd").member("device", on_gpu ? "cuda" : "cpu").key("letters").begin_object();
   for (const auto& [name, value] : work.letters()) writer.member(name, value);
-  writer.end_object().key("lengths").begin_object();
+  writer.end_object().key("other").begin_array();
+  for (const std::string& name : c.other) writer.value(name);
+  writer.end_array().key("lengths").begin_object();
   for (const auto& [name, value] : c.counts) writer.member(name, value);
   writer.end_object().key("options").begin_object();
   for (const OptionDecl& option : c.op->options) writer.member(option.name, option_text(option, work.call().args()));

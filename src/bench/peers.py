@@ -1,8 +1,8 @@
 """The other side of src/bench/peer.h: runs what a user would take instead, and says how long each call took.
 
 `linnet bench --peers` starts this text with a socket's number and a thread count. Each mechanism adds functions in
-src/mechanisms/<mechanism>/<mechanism>_peer.py: a function with the operator's name takes a Case and returns (name, call), or
-None where no peer offers the case; `call` does the work once. Those files stand behind this one, and a last line calls serve().
+src/mechanisms/<mechanism>/<mechanism>_peer.py: a function with the operator's name (for tensors on a GPU: that name and _gpu, if
+there is one) takes a Case and returns (name, call), or None where no peer offers the case; `call` does the work once. Those files stand behind this one, and a last line calls serve().
 """
 
 import json
@@ -27,6 +27,7 @@ class Case:
         self.dtype = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[message["dtype"]]
         self.backward = message["pass"] != "fwd"
         self.device = message.get("device", "cpu")
+        self.other = message.get("other", [])  # inputs that have the second of their two shapes
 
     def __getitem__(self, letter):
         return self.letters[letter]
@@ -114,7 +115,9 @@ def serve(channel, threads):
                 torch.manual_seed(1)
                 call = None  # the case before lets go of its memory
                 case = Case(message["open"])
-                named = globals()[case.op](case) if case.op in globals() else None
+                function = globals().get(case.op + "_gpu") if case.device == "cuda" else None
+                function = function or globals().get(case.op)
+                named = function(case) if function is not None else None
                 if named is not None:
                     call = named[1]
                     call()

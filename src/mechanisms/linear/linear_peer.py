@@ -25,16 +25,6 @@ def linear(case):
     if phi is None or len({case["Hq"], case["Hk"], case["Hv"]}) != 1 or not case.default("scale"):
         return None
     normalize, causal = case.options["normalize"] == "1", case.options["causal"] == "1"
-    if case.device == "cuda" and causal and not normalize and case.options["map"] == "identity" and case.dtype != torch.float32:
-        try:
-            from fla.ops.linear_attn import chunk_linear_attn
-        except ImportError:
-            pass
-        else:
-            def chunked(q, k, v):
-                return chunk_linear_attn(q, k, v, normalize=False)[0]
-            tensors = case.random("B T Hq K"), case.random("B S Hk K"), case.random("B S Hv V")
-            return "flash-linear-attention", case.work(chunked, *tensors)
     q, k, v = case.random("B Hq T K"), case.random("B Hk S K"), case.random("B Hv S V")
     scale = 1.0 if normalize else case["K"] ** -0.5
 
@@ -79,6 +69,21 @@ def linear(case):
         if length >= 128:
             candidates.append((f"matmul, chunk after chunk of {length}", case.work(one_by_one(length), q, k, v)))
     return fastest(candidates)
+
+
+def linear_gpu(case):
+    """flash-linear-attention, where it can be imported."""
+    plain = case.options["map"] == "identity" and case.options["normalize"] == "0" and case.options["causal"] == "1"
+    try:
+        from fla.ops.linear_attn import chunk_linear_attn
+    except ImportError:
+        return linear(case)
+    if not plain or case.dtype == torch.float32:
+        return linear(case)
+
+    def chunked(q, k, v):
+        return chunk_linear_attn(q, k, v, normalize=False)[0]
+    return "flash-linear-attention", case.work(chunked, case.random("B T Hq K"), case.random("B S Hk K"), case.random("B S Hv V"))
 
 
 def linear_decode(case):
