@@ -18,14 +18,18 @@ template <class T>
 void load_row(const View& x, int64_t offset, int width, T* to) {
   using X = Vec<T>;
   with_type<T>(x, offset, [&](const auto* p) {
-    for (int c = 0; c < width; c += X::W) X::store(to + c, X::load(p + c, width - c));
+    int c = 0;
+    for (; c + X::W <= width; c += X::W) X::store(to + c, X::load(p + c));
+    if (c < width) X::store(to + c, X::load(p + c, width - c));
   });
 }
 template <class T>
 void store_row(const View& x, int64_t offset, int width, const T* from) {
   using X = Vec<T>;
   with_type<T>(x, offset, [&](auto* p) {
-    for (int c = 0; c < width; c += X::W) X::store(p + c, X::load(from + c), width - c);
+    int c = 0;
+    for (; c + X::W <= width; c += X::W) X::store(p + c, X::load(from + c));
+    if (c < width) X::store(p + c, X::load(from + c), width - c);
   });
 }
 LINNET_INLINE int64_t row_at(const View& x, int64_t b, int64_t t, int64_t h) {

@@ -86,9 +86,9 @@ void gate_row(const Gate& gate, int64_t offset, int width, const T* y, T* to) {
     return;
   }
   with_type<T>(gate.g, offset, [&](const auto* g) {
-    for (int c = 0; c < width; c += X::W) {
-      X::store(to + c, apply(X::load(y + c), gate_value(gate.act, X::load(g + c, width - c))));
-    }
+    int c = 0;
+    for (; c + X::W <= width; c += X::W) X::store(to + c, apply(X::load(y + c), gate_value(gate.act, X::load(g + c))));
+    if (c < width) X::store(to + c, apply(X::load(y + c), gate_value(gate.act, X::load(g + c, width - c))));
   });
 }
 
