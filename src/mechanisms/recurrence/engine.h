@@ -34,6 +34,7 @@ struct EngineShape {
   int K = 0, V = 0;
   Gate gate = Gate::none;
   bool beta = false;
+  bool reads = true;   // false: states alone, no o; q is not loaded (forward)
   int chunk = kChunk;  // tokens per chunk, 1 to kChunk
   int share = 1;       // so many heads in a row add up to one head of a gradient: backward tasks take them together, in order
 };

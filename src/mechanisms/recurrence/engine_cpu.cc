@@ -71,14 +71,14 @@ void forward_task(const ChunkSource<T>& source, int64_t n, int64_t h0, int heads
   for (int64_t at = 0; at < tokens; at += s.chunk) {
     const int rows = rows_at(at, tokens, s.chunk);
     for (int head = 0; head < heads; ++head) {
-      const ChunkTiles<T> tiles = c.tiles(rows, true);
+      const ChunkTiles<T> tiles = c.tiles(rows, s.reads);
       source.load(n, h0 + head, at, rows, tiles);
       c.ahead->clear();
       const int64_t next = at + rows;
       if (next < tokens) source.ahead(n, h0 + head, next, rows_at(next, tokens, s.chunk), c.ahead);
-      chunk_prepare(s, rows, c, true);
-      chunk_columns<T>(s, rows, shape, states + head * shape.elements(), c, 0, s.V, true, nullptr);
-      source.store(n, h0 + head, at, rows, tiles, c.o(rows));
+      chunk_prepare(s, rows, c, s.reads);
+      chunk_columns<T>(s, rows, shape, states + head * shape.elements(), c, 0, s.V, s.reads, nullptr);
+      if (s.reads) source.store(n, h0 + head, at, rows, tiles, c.o(rows));
     }
   }
   for (int head = 0; head < heads; ++head) source.end(n, h0 + head, shape, states + head * shape.elements());
@@ -102,8 +102,8 @@ void forward_ladder(const ChunkSource<T>& source, const ForwardPlan& plan, const
         const int rows = rows_at(at, tokens, s.chunk);
         const ChunkScratch<T> c = slot_of(slot);
         c.ahead->clear();
-        source.load(n, h, at, rows, c.tiles(rows, true));
-        chunk_prepare(s, rows, c, true);
+        source.load(n, h, at, rows, c.tiles(rows, s.reads));
+        chunk_prepare(s, rows, c, s.reads);
       });
       parallel(launch, (s.V + plan.slice - 1) / plan.slice, [&](int64_t slice, int) {
         const int begin = static_cast<int>(slice) * plan.slice, end = begin + plan.slice < s.V ? begin + plan.slice : s.V;
@@ -112,9 +112,10 @@ void forward_ladder(const ChunkSource<T>& source, const ForwardPlan& plan, const
           ChunkScratch<T> c = slot_of(slot);
           Ahead nothing;
           c.ahead = &nothing;
-          chunk_columns<T>(s, rows, shape, state, c, begin, end, true, nullptr);
+          chunk_columns<T>(s, rows, shape, state, c, begin, end, s.reads, nullptr);
         }
       });
+      if (!s.reads) continue;
       parallel(launch, count, [&](int64_t slot, int) {
         const int64_t at = first + slot * s.chunk;
         const int rows = rows_at(at, tokens, s.chunk);

@@ -6,7 +6,8 @@
 namespace linnet {
 namespace {
 
-Status check_decay_choice(const RecurrenceArgs& args, const Dims&) {
+template <class Args>
+Status check_decay_choice(const Args& args, const Dims&) {
   if (args.g.given() && args.g_head.given()) return bad_input("decay: g and g_head are both given, expected one of them");
   return {};
 }
@@ -103,7 +104,7 @@ Op declare_recurrence(const RecurrenceMember& member) {
       .impl<ref::recurrence_forward, ref::recurrence_backward, ref::recurrence_workspace>("ref", always_available)
       LINNET_ISA_IMPLS(recurrence)
       .cuda<cuda::recurrence_forward, cuda::recurrence_backward, cuda::recurrence_workspace, cuda::recurrence_refuses>();
-  if (member.g_head) op.check<check_decay_choice>();
+  if (member.g_head) op.check<check_decay_choice<RecurrenceArgs>>();
   const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
   const std::string shapes[] = {"B=1 T=8192 Hq=8 Hk=Hq Hv=Hq K=128 V=K " + given,
                                 "B=1 T=8192 Hq=16 Hk=Hq Hv=Hq K=64 V=K " + given};
@@ -153,7 +154,9 @@ Op declare_recurrence_decode(const RecurrenceMember& member) {
       .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
       .cost<cost_decode>()
       .impl<ref::recurrence_decode_forward, nullptr, ref::recurrence_decode_workspace>("ref", always_available)
+      LINNET_ISA_IMPLS_FORWARD(recurrence_decode)
       .cuda<cuda::recurrence_decode_forward, nullptr, cuda::recurrence_decode_workspace, cuda::recurrence_decode_refuses>();
+  if (member.g_head) op.check<check_decay_choice<RecurrenceDecodeArgs>>();
   const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
   op.gpu_bench("B=16|256 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "dtype=bf16 pass=fwd");
   op.bench("B=1|64 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "dtype=f32 pass=fwd");
@@ -187,7 +190,8 @@ const Op& recurrence_segments_op() {
           .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
           .cost<cost_segments>()
           .bench("B=1 T=8192 Hq=1 Hk=1 Hv=1 K=128 V=128 with=g,beta,A,final_state segment=1024 dtype=f32 pass=fwd")
-          .impl<ref::recurrence_segments_forward, nullptr, ref::recurrence_segments_workspace>("ref", always_available);
+          .impl<ref::recurrence_segments_forward, nullptr, ref::recurrence_segments_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(recurrence_segments);
   return op;
 }
 // clang-format on

@@ -25,10 +25,14 @@ void store_gate_rows(const View& view, const T* from, int64_t ld, int rows, int 
     store_tile<T>(from, ld, rows, cols, static_cast<E*>(to), stride);
   }
 }
-template <class E>
 LINNET_INLINE char* element_address(const View& view, int64_t b, int64_t t, int64_t h) {
   return static_cast<char*>(view.data) +
          (b * view.stride[0] + t * view.stride[1] + h * view.stride[2]) * static_cast<int64_t>(dtype_size(view.dtype));
+}
+
+template <class T>
+LINNET_INLINE T scalar_element(const View& view, int64_t b, int64_t t, int64_t h) {
+  return static_cast<T>(load_f64(view.data, view.dtype, b * view.stride[0] + t * view.stride[1] + h * view.stride[2]));
 }
 
 // x = x / sqrt(sum x^2 + eps), row by row; the factor is kept.
@@ -107,16 +111,16 @@ class RecurrenceSource final : public ChunkSource<T> {
     }
     load_tile<T>(args_.v.at<const E>(seq.b, t, s_.v_head(h)), args_.v.stride[1], rows, V, c.v, c.ldv);
     if (s_.per_channel) {
-      load_gate_rows<T, E>(args_.g, element_address<E>(args_.g, seq.b, t, h), args_.g.stride[1], rows, K, c.g, c.ldk);
+      load_gate_rows<T, E>(args_.g, element_address(args_.g, seq.b, t, h), args_.g.stride[1], rows, K, c.g, c.ldk);
     } else if (args_.g.given()) {
-      for (int r = 0; r < rows; ++r) c.g[r] = scalar(args_.g, seq.b, t + r, h);
+      for (int r = 0; r < rows; ++r) c.g[r] = scalar_element<T>(args_.g, seq.b, t + r, h);
     } else if (args_.g_head.given()) {
       const T g = static_cast<T>(load_f64(args_.g_head.data, args_.g_head.dtype, h * args_.g_head.stride[0]));
       for (int r = 0; r < rows; ++r) c.g[r] = g;
     }
     if (args_.beta.given()) {
       const T factor = args_.double_beta ? 2 : 1;
-      for (int r = 0; r < rows; ++r) c.beta[r] = factor * scalar(args_.beta, seq.b, t + r, h);
+      for (int r = 0; r < rows; ++r) c.beta[r] = factor * scalar_element<T>(args_.beta, seq.b, t + r, h);
     }
   }
   void ahead(int64_t n, int64_t h, int64_t at, int rows, Ahead* ahead_of) const override {
@@ -124,7 +128,7 @@ class RecurrenceSource final : public ChunkSource<T> {
     const int64_t t = seq.begin + at;
     const auto add = [&](const View& view, int64_t head, int64_t width) {
       const int64_t size = dtype_size(view.dtype);
-      ahead_of->add(element_address<E>(view, seq.b, t, head), view.stride[1] * size, width * size, rows);
+      ahead_of->add(element_address(view, seq.b, t, head), view.stride[1] * size, width * size, rows);
     };
     add(out_.out, h, s_.V);
     add(args_.q, s_.q_head(h), s_.K);
@@ -164,7 +168,7 @@ class RecurrenceSource final : public ChunkSource<T> {
     sums += kChunk * c.ldk;
     add_up(grads_.dv, seq.b, t, h, s_.H / s_.Hv, rows, c.ldv, d.dv, nullptr, nullptr, false, sums);
     if (s_.per_channel && grads_.dg.given()) {
-      store_gate_rows<T, E>(grads_.dg, d.dg, c.ldk, rows, static_cast<int>(s_.K), element_address<E>(grads_.dg, seq.b, t, h),
+      store_gate_rows<T, E>(grads_.dg, d.dg, c.ldk, rows, static_cast<int>(s_.K), element_address(grads_.dg, seq.b, t, h),
                             grads_.dg.stride[1]);
     } else if (grads_.dg.given()) {
       for (int r = 0; r < rows; ++r) set_scalar(grads_.dg, seq.b, t + r, h, d.dg[r]);
@@ -187,10 +191,6 @@ class RecurrenceSource final : public ChunkSource<T> {
   }
 
  private:
-  LINNET_INLINE static T scalar(const View& view, int64_t b, int64_t t, int64_t h) {
-    const int64_t at = b * view.stride[0] + t * view.stride[1] + h * view.stride[2];
-    return static_cast<T>(load_f64(view.data, view.dtype, at));
-  }
   LINNET_INLINE static void set_scalar(const View& view, int64_t b, int64_t t, int64_t h, T x) {
     store_f64(view.data, view.dtype, b * view.stride[0] + t * view.stride[1] + h * view.stride[2], static_cast<double>(x));
   }

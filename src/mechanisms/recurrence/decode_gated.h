@@ -1,0 +1,93 @@
+// decode_gated: one token of a recurrence with decays and the delta rule, the state [I, J] in the caller's memory.
+//
+//   y = S^T x                                        x = a k: what the decayed state returns for the key
+//   S = keep S + (factor S + k u^T),   o = S^T q     per row: expm1(g) and 1, or exp(g) and 0 (engine_chunk.h, state_factors)
+//
+// Row after row as in decode.h. With beta the state is visited twice, the second time while its head (64 KB at 128 x 128) lies
+// in L2; both visits stream plain rows.
+#pragma once
+
+#include "decode.h"
+
+namespace linnet::LINNET_ISA {
+
+template <class T>
+LINNET_INLINE typename Vec<T>::V load_lanes(const T* p, bool cut, int lanes) {
+  using X = Vec<T>;
+  return cut ? X::load_mask(p, X::prefix(lanes), lanes) : X::load(p);
+}
+
+// y [J, padded] = S^T x; N vectors wide, of the last one only `lanes` columns exist.
+template <int N, class T>
+void decode_read(int I, int lanes, const T* state, int64_t pitch, const T* x, T* y) {
+  using X = Vec<T>;
+  using V = typename X::V;
+  V sums[N] = {};
+  const bool cut = lanes < X::W;
+  for (int i = 0; i < I; ++i, state += pitch) {
+    const V xi = X::broadcast(x[i]);
+#pragma GCC unroll 8
+    for (int j = 0; j < N - 1; ++j) sums[j] = fma(xi, X::load(state + j * X::W), sums[j]);
+    sums[N - 1] = fma(xi, load_lanes(state + (N - 1) * X::W, cut, lanes), sums[N - 1]);
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) X::store(y + j * X::W, sums[j]);
+}
+
+// S = keep S + (factor S + k u^T), o = S^T q.
+template <int N, class T>
+void decode_write(int I, int lanes, T* state, int64_t pitch, const T* factor, const T* keep, const T* k, const T* q, const T* u,
+                  T* o) {
+  using X = Vec<T>;
+  using V = typename X::V;
+  V us[N], os[N] = {};
+  const bool cut = lanes < X::W;
+  const typename X::M mask = X::prefix(lanes);
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) us[j] = X::load(u + j * X::W);
+  for (int i = 0; i < I; ++i, state += pitch) {
+    const V ki = X::broadcast(k[i]), qi = X::broadcast(q[i]), f = X::broadcast(factor[i]), keeps = X::broadcast(keep[i]);
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) {
+      const bool last = j == N - 1;
+      const V before = last ? load_lanes(state + j * X::W, cut, lanes) : X::load(state + j * X::W);
+      const V after = fma(keeps, before, fma(f, before, ki * us[j]));
+      os[j] = fma(qi, after, os[j]);
+      if (last && cut) {
+        X::store_mask(state + j * X::W, after, mask, lanes);
+      } else {
+        X::store(state + j * X::W, after);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) X::store(o + j * X::W, os[j]);
+}
+
+// Calls body<N>(first column, lanes of the last vector) for slices of at most kDecodeVectors vectors.
+template <int N, class T, class Body>
+LINNET_INLINE void decode_slice(int width, int at, const Body& body) {
+  constexpr int W = Vec<T>::W;
+  if constexpr (N > 1) {
+    if (width <= (N - 1) * W) return decode_slice<N - 1, T>(width, at, body);
+  }
+  body.template operator()<N>(at, width - (N - 1) * W);
+}
+template <class T, class Body>
+LINNET_INLINE void decode_slices(int J, const Body& body) {
+  constexpr int most = kDecodeVectors * Vec<T>::W;
+  for (int at = 0; at < J; at += most) decode_slice<kDecodeVectors, T>(J - at < most ? J - at : most, at, body);
+}
+
+template <class T>
+void decode_read(int I, int J, const T* state, int64_t pitch, const T* x, T* y) {
+  decode_slices<T>(J, [&]<int N>(int at, int lanes) { decode_read<N>(I, lanes, state + at, pitch, x, y + at); });
+}
+template <class T>
+void decode_gated_step(int I, int J, T* state, int64_t pitch, const T* factor, const T* keep, const T* k, const T* q,
+                       const T* u, T* o) {
+  decode_slices<T>(
+      J, [&]<int N>(int at, int lanes) { decode_write<N>(I, lanes, state + at, pitch, factor, keep, k, q, u + at, o + at); });
+}
+
+}  // namespace linnet::LINNET_ISA
