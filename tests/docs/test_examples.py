@@ -1,6 +1,7 @@
 """Every example in the README and in docs/ runs: Python blocks are executed page by page, C++ blocks with a main() are compiled
 against the built library and run, and each line of a shell block that calls `build/linnet` must exit 0."""
 
+import json
 import os
 import pathlib
 import re
@@ -71,3 +72,15 @@ def test_command(code, tmp_path):
             (tmp_path / "tests").exists() or (tmp_path / "tests").symlink_to(ROOT / "tests")
             (tmp_path / "data").exists() or (tmp_path / "data").symlink_to(ROOT / "data")
             run([BUILD / "linnet", *words[1:]], cwd=tmp_path)
+
+
+def test_every_mechanism_has_a_page():
+    operators = json.loads(run([BUILD / "linnet", "list", "--json"]))["operators"]
+    without = {op["mechanism"] for op in operators if not (ROOT / "docs" / "mechanisms" / f"{op['mechanism']}.md").exists()}
+    assert not without
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", FENCE.sub("", page.read_text()))
+    assert not [link for link in links if not (page.parent / link).exists()]
