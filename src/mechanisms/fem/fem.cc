@@ -127,10 +127,10 @@ const Op& fem_read_op() {
           .largest_logit<ref::fem_read_largest_logit>()
           .cost<cost_read>()
           .bench("B=1 S=4096 H=8 K=64|128 V=K//2 prior=softmax with=q,k,g dtype=f32|bf16 pass=fwd|fwd+bwd")
-          .bench("B=1 S=8192 H=8 K=64 V=K//2 prior=linear with=q,k,g dtype=f32 pass=fwd|fwd+bwd")
-          .bench("B=1 S=8192 H=8 K=64 V=K//2 prior=gated with=q,k,a,g dtype=f32 pass=fwd|fwd+bwd")
-          .bench("B=1 S=8192 H=8 K=64 V=K prior=aft with=q,k,g dtype=f32 pass=fwd|fwd+bwd")
-          .bench("B=1 S=4096 H=8 V=32 R=16 prior=ssm with=delta,A,Bm,Cm,D,g dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 S=1024 H=2 K=64 V=K//2 prior=linear with=q,k,g dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 S=1024 H=2 K=64 V=K//2 prior=gated with=q,k,a,g dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 S=512 H=2 K=64 V=K prior=aft with=q,k,g dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 S=1024 H=8 V=32 R=16 prior=ssm with=delta,A,Bm,Cm,D,g dtype=f32 pass=fwd|fwd+bwd")
           .impl<ref::fem_read_forward, ref::fem_read_backward, ref::fem_read_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(fem_read);
   return op;
