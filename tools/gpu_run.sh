@@ -7,6 +7,7 @@ shift
 parts=${*:-tests check torch sanitizer bench}
 linnet=$folder/linnet
 export PYTHONPATH="$folder/python:$folder/peers${PYTHONPATH:+:$PYTHONPATH}"
+operators="linear recurrence decay gla delta gated_delta"  # mechanisms with CUDA kernels
 summary=()
 failed=0
 part() {  # name command...: runs it, and remembers how it went
@@ -33,6 +34,8 @@ sanitizer() {
   for tool in memcheck racecheck initcheck synccheck; do
     sanitize $tool 'linear B=1 T=193 S=193 Hq=1 Hk=1 Hv=1 K=128 V=128 dtype=bf16 pass=bwd with=initial_state impl=cuda' || code=1
     sanitize $tool 'linear B=1 T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=f16 pass=fwd with=cu_seqlens N=3 impl=cuda' || code=1
+    sanitize $tool 'gated_delta B=1 T=193 Hq=1 Hk=1 Hv=1 K=128 V=128 other=g dtype=bf16 pass=fwd impl=cuda' || code=1
+    sanitize $tool 'delta_decode B=2 T=1 Hq=2 Hk=2 Hv=2 K=128 V=128 dtype=bf16 impl=cuda' || code=1
     sanitize $tool 'linear B=1 T=70 S=70 Hq=1 Hk=1 Hv=1 K=24 V=33 map=elu1 normalize=1 dtype=f32 pass=fwd impl=cuda' || code=1
   done
   return $code
@@ -41,12 +44,12 @@ for word in $parts; do
   case $word in
     tests) part "ptx_test" "$folder/ptx_test" --gtest_brief=1 ;;
     check)
-      part "check vectors" "$linnet" check --device cuda tests/vectors/linear-*
-      part "check random" "$linnet" check --device cuda --random "${RANDOM_CASES:-1500}" linear linear_decode
+      part "check vectors" "$linnet" check --device cuda tests/vectors
+      part "check random" "$linnet" check --device cuda --random "${RANDOM_CASES:-2000}" $operators
       ;;
     torch) part "torch" python3 tests/gpu/test_gpu.py ;;
     sanitizer) part "sanitizer" sanitizer ;;
-    bench) part "bench" "$linnet" bench linear linear_decode --device cuda --quick ${PEERS:+--peers} --python "$(command -v python3)" ;;
+    bench) part "bench" "$linnet" bench $operators --device cuda --quick ${PEERS:+--peers} --python "$(command -v python3)" ;;
   esac
 done
 echo "== summary"
