@@ -61,7 +61,6 @@ std::vector<std::string> free_letters(const Op& op, const std::vector<std::strin
       if (word[0] >= '0' && word[0] <= '9') continue;  // a number is no letter
       const size_t operation = word.find_first_of("+-*/(");
       std::string letter = word;
-      if (word[0] >= '0' && word[0] <= '9') continue;
       if (operation == std::string::npos) {
         const auto by_rule = [&](const LetterRule& rule) { return rule.letter == word; };
         if (std::any_of(op.letters.begin(), op.letters.end(), by_rule)) continue;
