@@ -46,12 +46,14 @@ void decode_write(int I, int lanes, T* state, int64_t pitch, const T* factor, co
 #pragma GCC unroll 8
   for (int j = 0; j < N; ++j) us[j] = X::load(u + j * X::W);
   for (int i = 0; i < I; ++i, state += pitch) {
-    const V ki = X::broadcast(k[i]), qi = X::broadcast(q[i]), f = X::broadcast(factor[i]), keeps = X::broadcast(keep[i]);
+    const V ki = X::broadcast(k[i]), qi = X::broadcast(q[i]), f = X::broadcast(factor[i]);
+    const bool keeps = keep[i] != 0;  // a sum runs beside multiplications; a third one does not
 #pragma GCC unroll 8
     for (int j = 0; j < N; ++j) {
       const bool last = j == N - 1;
       const V before = last ? load_lanes(state + j * X::W, cut, lanes) : X::load(state + j * X::W);
-      const V after = fma(keeps, before, fma(f, before, ki * us[j]));
+      V after = fma(f, before, ki * us[j]);
+      if (keeps) after = before + after;
       os[j] = fma(qi, after, os[j]);
       if (last && cut) {
         X::store_mask(state + j * X::W, after, mask, lanes);

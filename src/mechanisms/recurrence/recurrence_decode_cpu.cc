@@ -66,7 +66,11 @@ void decode_head(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& ou
         X::store(r.v + j, X::broadcast(beta) * (X::load(r.v + j) - X::load(r.y + j)));
       }
     }
-    decode_gated_step<T>(K, V, state, pitch, r.factor, r.keep, r.k, r.q, r.v, r.o);
+    if (args.g.given() || args.g_head.given()) {
+      decode_gated_step<T>(K, V, state, pitch, r.factor, r.keep, r.k, r.q, r.v, r.o);
+    } else {
+      decode_step<false>(K, V, state, pitch, state, 0, r.k, r.q, r.v, r.o);
+    }
     store_tile<T>(r.o, ldv, 1, V, out.out.at<E>(b, t, h), 0, &scale);
   }
 }
