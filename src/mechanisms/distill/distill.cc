@@ -52,18 +52,20 @@ Cost cost_pairs(const Dims& dims) {
   return {BH * T * T * 8 * static_cast<double>(dims["K"] + dims["V"] + 64), BH * T * 64};
 }
 Cost cost_balance(const DistillBalanceArgs&, const Dims& dims, Pass) {
-  Cost cost = cost_pairs(dims);  // of one sequence, without B
-  const double rows = static_cast<double>(dims["E"] * dims["H"]), T = static_cast<double>(dims["T"]),
-               K = static_cast<double>(dims["K"]);
-  cost.flops = rows * T * T * 8 * (2 * K + static_cast<double>(dims["V"] + 4 * dims["M"])) +
-               static_cast<double>(dims["H"]) * 100 * K * K * K;
-  return cost;
+  const double rows = static_cast<double>(dims["E"] * dims["H"] * dims["T"]), T = static_cast<double>(dims["T"]);
+  const double K = static_cast<double>(dims["K"]), V = static_cast<double>(dims["V"]), M = static_cast<double>(dims["M"]);
+  return {rows * T * 8 * (2 * K + V + 4 * M) + static_cast<double>(dims["H"]) * 100 * K * K * K, rows * 8 * (2 * K + 2 * V)};
 }
 Cost cost_window(const DistillWindowArgs&, const Dims& dims, Pass) {
   Cost cost = cost_pairs(dims);
   const double T = std::min<double>(512, static_cast<double>(dims["T"]));
   cost.flops += static_cast<double>(dims["B"] * dims["H"]) * 20 * T * T * T;
   return cost;
+}
+
+Cost cost_alloc(const DistillAllocArgs&, const Dims& dims, Pass) {
+  const double entries = static_cast<double>(dims["S"] * dims["H"]);
+  return {200 * entries, 8 * entries};
 }
 
 Status check_distill(const DistillArgs&, const Dims& dims) {
@@ -220,6 +222,8 @@ const Op& distill_alloc_op() {
           .option("multiple", &A::multiple, 1, int64_t{1} << 20, "dimensions are multiples of this")
           .option("greedy_total", &A::greedy_total, 0, int64_t{1} << 40, "sum of dims_greedy; 0: cost times layers")
           .check<check_alloc>()
+          .cost<cost_alloc>()
+          .bench("S=12 H=12 with=dims_exact dtype=f64 pass=fwd")
           .impl<ref::distill_alloc_forward, nullptr, ref::distill_alloc_workspace>("ref", always_available);
   return op;
 }
@@ -250,6 +254,7 @@ const Op& distill_balance_op() {
           .option("window", &A::window, 1, kAnyCount, "keys of out_hybrid that keep their exact score, the current one included")
           .check<check_balance>()
           .cost<cost_balance>()
+          .bench("E=2 T=64 H=2 K=16 V=16 M=16 window=16 with=out,out_hybrid dtype=f32 pass=fwd")
           .impl<ref::distill_balance_forward, nullptr, ref::distill_balance_workspace>("ref", always_available);
   return op;
 }
@@ -284,6 +289,7 @@ const Op& distill_window_op() {
           .option("windows", &A::windows, 1, kAnyCount, "widths of window_mass").unsampled()
           .option("sinks", &A::sinks, 0, kAnyCount, "first keys counted by sink_mass")
           .cost<cost_window>()
+          .bench("B=1 T=64 H=2 K=16 V=16 F=16 window=16 with=out_sliding,entropy dtype=f32 pass=fwd")
           .impl<ref::distill_window_forward, nullptr, ref::distill_window_workspace>("ref", always_available);
   return op;
 }

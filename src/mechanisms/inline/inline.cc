@@ -111,8 +111,7 @@ const Op& inline_residual_op() {
           .growing()
           .check<check_residual>()
           .cost<cost_residual>()
-          .bench("B=8 T=197 H=6 D=32 height=14 width=14 prefix=1 dtype=f32 pass=fwd|fwd+bwd")
-          .bench("B=1 T=3136 H=2 D=32 height=56 width=56 dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=8 T=50 H=6 D=32 height=7 width=7 prefix=1 dtype=f32 pass=fwd|fwd+bwd")
           .impl<ref::inline_residual_forward, ref::inline_residual_backward, ref::inline_residual_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(inline_residual);
   return op;
