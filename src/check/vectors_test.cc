@@ -15,6 +15,20 @@ namespace fs = std::filesystem;
 const fs::path kVectors = fs::path(LINNET_SOURCE_DIR) / "tests/vectors";
 constexpr Dtype kDtypes[] = {Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16};
 
+// Values on the way that a page names and no operator returns.
+bool intermediate(std::string_view file, std::string_view tensor) {
+  static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"delta-chunks", " T U W attention new states "},
+      {"recurrence-segments", " A0 A1 A2 S0 S1 S2 "},
+      {"metala-map", " map "},
+      {"h3-heads", " bk bo bq bv layer_out u wk wo wq wv "},
+  };
+  for (const auto& [stem, names] : kNames) {
+    if (file.starts_with(stem) && names.find(" " + std::string(tensor) + " ") != std::string_view::npos) return true;
+  }
+  return false;
+}
+
 // Every file of a mechanism that exists passes in every dtype and in every implementation that runs here.
 TEST(Vectors, FilesPass) {
   int checked = 0, missing = 0;
@@ -28,7 +42,7 @@ TEST(Vectors, FilesPass) {
         ++missing;
         continue;
       }
-      EXPECT_TRUE(file.unchecked.empty()) << file.name << ": " << file.unchecked.front();
+      for (const std::string& name : file.unchecked) EXPECT_TRUE(intermediate(file.name, name)) << file.name << ": " << name;
       for (const Impl& impl : file.problem.op->impls) {
         if (!impl.missing().empty()) continue;
         for (const Dtype dtype : kDtypes) {

@@ -76,36 +76,55 @@ LINNET_INLINE typename Vec<T>::V load_parameters(const View& view, int64_t c, in
 
 template <class T>
 struct Scratch {
-  T *before, *pairs, *kbar, *y;  // [R + 1, padded], [ld], [P], [P]
+  T *before, *pairs;  // [R + 1, padded], [ld]
+  double *kbar, *y;   // [P]
   static Scratch cut(Arena& arena, int64_t R, int64_t P, int64_t ld) {
-    return {arena.take<T>(round_up<T>(R + 1) + Vec<T>::W), arena.take<T>(ld), arena.take<T>(P), arena.take<T>(P)};
+    return {arena.take<T>(round_up<T>(R + 1) + Vec<T>::W), arena.take<T>(ld), arena.take<double>(P), arena.take<double>(P)};
+  }
+};
+
+// A sum of products kept in two numbers: the read of H3 is a difference of products, and shows every rounding of its factors.
+template <class T>
+struct Sum {
+  using X = Vec<T>;
+  using V = typename X::V;
+  V high = X::zero(), low = X::zero();
+  LINNET_INLINE void add(V a, V b) {
+    const V product = a * b, next = high + product, part = next - high;
+    low = low + (fma(a, b, -product) + ((high - (next - part)) + (product - part)));
+    high = next;
+  }
+  LINNET_INLINE double total() const {
+    double result = 0;
+    for (int i = 0; i < X::W; ++i) result += static_cast<double>(high[i]) + static_cast<double>(low[i]);
+    return result;
   }
 };
 
 // x moves on by one token in place; returns kbar.
 template <class T, class E>
-T shift(const H3DecodeArgs& args, const Scratch<T>& r, int64_t b, int64_t c, int64_t R, T k) {
+double shift(const H3DecodeArgs& args, const Scratch<T>& r, int64_t b, int64_t c, int64_t R, T k) {
   using X = Vec<T>;
   T* x = args.state_shift.at<T>(b, c, 0);
   r.before[0] = 0;
   for (int64_t i = 0; i < R; i += X::W) X::store(r.before + 1 + i, X::load(x + i, static_cast<int>(R - i)));
-  typename X::V total = X::zero();
+  Sum<T> total;
   for (int64_t i = 0; i < R; i += X::W) {
     const int lanes = static_cast<int>(R - i);
     const typename X::V next = fma(load_parameters<T, E>(args.sb, c, i, lanes), X::broadcast(k), X::load(r.before + i, lanes));
     X::store(x + i, next, lanes);
-    total = fma(load_parameters<T, E>(args.sc, c, i, lanes), next, total);
+    total.add(load_parameters<T, E>(args.sc, c, i, lanes), next);
   }
-  const T skip = static_cast<T>(load_f64(args.sd.data, args.sd.dtype, c * args.sd.stride[0]));
-  return sum(total) + skip * k;
+  const double skip = load_f64(args.sd.data, args.sd.dtype, c * args.sd.stride[0]);
+  return total.total() + skip * static_cast<double>(k);
 }
 
 // X moves on by one token; returns 2 Re(c X).
 template <class T>
-LINNET_INLINE T diagonal(const Table<T>& table, int64_t width, T kv, T* pairs) {
+LINNET_INLINE double diagonal(const Table<T>& table, int64_t width, T kv, T* pairs) {
   using X = Vec<T>;
   using V = typename X::V;
-  V total = X::zero();
+  Sum<T> total;
   const V input = X::broadcast(kv);
   for (int64_t i = 0; i < width; i += X::W) {
     const int lanes = static_cast<int>(width - i);
@@ -114,9 +133,9 @@ LINNET_INLINE T diagonal(const Table<T>& table, int64_t width, T kv, T* pairs) {
     next = fma(X::load(table.cross + i), other, fma(X::load(table.low + i), x, next));
     next = fma(X::load(table.high + i), x, next);
     X::store(pairs + i, next, lanes);
-    total = fma(X::load(table.c + i), next, total);
+    total.add(X::load(table.c + i), next);
   }
-  return sum(total);
+  return total.total();
 }
 
 template <class T, class E>
@@ -167,7 +186,7 @@ struct Decode {
   }
   void head(const H3DecodeArgs& args, const H3DecodeOut& out, const Scratch<T>& r, const Table<T>& table, int64_t b, int64_t t,
             int64_t h) const {
-    const T skip = static_cast<T>(load_f64(args.d.data, args.d.dtype, h * args.d.stride[0]));
+    const double skip = load_f64(args.d.data, args.d.dtype, h * args.d.stride[0]);
     const View& X = args.state_diag;
     for (int64_t p = 0; p < P; ++p) {
       const int64_t c = h * P + p;
@@ -175,19 +194,19 @@ struct Decode {
       r.y[p] = 0;
     }
     for (int64_t p = 0; p < P; ++p) {
-      const T q = static_cast<T>(to_f64(*args.q.at<const E>(b, t, h * P + p)));
+      const double q = to_f64(*args.q.at<const E>(b, t, h * P + p));
       for (int64_t slot = 0; slot < P; ++slot) {
-        const T kv = r.kbar[p] * static_cast<T>(to_f64(*args.v.at<const E>(b, t, h * P + slot)));
+        const double kv = r.kbar[p] * to_f64(*args.v.at<const E>(b, t, h * P + slot));
         T* state = X.at<T>(b, h, p, slot, 0, 0);
-        T read;
+        double read;
         if (X.stride[4] == 2 || M == 1) {
-          read = diagonal(table, 2 * M, kv, state);
+          read = diagonal(table, 2 * M, static_cast<T>(kv), state);
         } else {
           for (int64_t m = 0; m < M; ++m) {
             r.pairs[2 * m] = state[m * X.stride[4]];
             r.pairs[2 * m + 1] = state[m * X.stride[4] + 1];
           }
-          read = diagonal(table, 2 * M, kv, r.pairs);
+          read = diagonal(table, 2 * M, static_cast<T>(kv), r.pairs);
           for (int64_t m = 0; m < M; ++m) {
             state[m * X.stride[4]] = r.pairs[2 * m];
             state[m * X.stride[4] + 1] = r.pairs[2 * m + 1];
@@ -196,7 +215,7 @@ struct Decode {
         r.y[slot] += q * (read + skip * kv);
       }
     }
-    for (int64_t slot = 0; slot < P; ++slot) *out.out.at<E>(b, t, slot * H + h) = round_to<E>(static_cast<double>(r.y[slot]));
+    for (int64_t slot = 0; slot < P; ++slot) *out.out.at<E>(b, t, slot * H + h) = round_to<E>(r.y[slot]);
   }
 };
 
