@@ -20,6 +20,7 @@ SIZES = {
     "K": 8,
     "V": 8,
     "c": 32,
+    "w": 16,
 }  # of the example, by the letter's first character; otherwise 4
 
 EXAMPLES = {  # by the meaning of the values; otherwise any number

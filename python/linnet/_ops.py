@@ -204,14 +204,15 @@ def _source(declaration):
         body.append(f"refuse_gradient({name!r}, {', '.join(names)})")
     keywords = [option["name"] for option in declaration["options"]]
     keywords += ["return_" + decl["name"] for decl in outputs if on_request(decl)]
+    # The first output is always asked for.
+    values = {keyword: "True" if keyword == "return_" + outputs[0]["name"] else keyword for keyword in keywords}
     results = ", ".join("_" + decl["name"] for decl in outputs)
     if declaration["differentiable"]:
-        pairs = ", ".join(f"{torch_name(keyword)!r}: {keyword}" for keyword in keywords)
+        pairs = ", ".join(f"{torch_name(keyword)!r}: {value}" for keyword, value in values.items())
         body.append(f"{results} = call({name!r}, ({', '.join(names)},), {{{pairs}}})")
     else:
-        body.append(
-            f"{results} = torch.ops.linnet.{name}.default({', '.join(names + [f'{torch_name(word)}={word}' for word in keywords])})"
-        )
+        pairs = [f"{torch_name(keyword)}={value}" for keyword, value in values.items()]
+        body.append(f"{results} = torch.ops.linnet.{name}.default({', '.join(names + pairs)})")
     if states := [argument(decl) for decl in inputs if decl["mutated"]]:
         body.append(f"overwritten({', '.join(states)})")
     always = "".join(f"_{decl['name']}, " for decl in outputs if decl["name"] not in choosable)
