@@ -12,8 +12,8 @@ class List {
   std::string text_;
 };
 
-// Dispatchers of torch pass an argument of their own named mode.
-std::string torch_name(const OptionDecl& option) { return option.name == "mode" ? "mode_" : option.name; }
+// Dispatchers of torch pass an argument of their own named mode, and lambda is a word of Python.
+std::string torch_name(const std::string& name) { return name == "mode" || name == "lambda" ? name + "_" : name; }
 
 // Defaults are only legal behind the last argument without one.
 void add_inputs(List& list, const Op& op, bool with_defaults) {
@@ -25,7 +25,7 @@ void add_inputs(List& list, const Op& op, bool with_defaults) {
     std::string type = "Tensor";
     if (decl.mutated) type += std::string("(") + alias++ + "!)";
     if (decl.optional) type += "?";
-    list.add(type + " " + decl.name + (i >= first_default ? "=None" : ""));
+    list.add(type + " " + torch_name(decl.name) + (i >= first_default ? "=None" : ""));
   }
 }
 
@@ -33,7 +33,7 @@ void add_options(List& list, const Op& op) {
   alignas(std::max_align_t) char args[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
   op.construct(args, out, grads);
   for (const OptionDecl& option : op.options) {
-    const std::string name = torch_name(option);
+    const std::string name = torch_name(option.name);
     std::string text = option_text(option, args);
     if (text.find_first_of(".en") == std::string::npos &&
         (option.kind == OptionKind::real || option.kind == OptionKind::maybe_real))

@@ -1,6 +1,7 @@
 """Inputs of every operator, made from its declaration."""
 
 import math
+from keyword import iskeyword
 
 import torch
 
@@ -24,8 +25,10 @@ SIZES = {
     "capacity": 12,
     "Tg": 5,
     "Hg": 4,
-    "G": 3,
     "D": 4,
+    "G": 2,
+    "C": 4,
+    "E": 4,
 }
 
 
@@ -86,7 +89,7 @@ def differentiable(name, tensors):
 
 def call(name, tensors, **keywords):
     """The function of that name: required tensors by position as far as possible, everything else by keyword."""
-    return getattr(linnet, name)(**tensors, **keywords)
+    return getattr(linnet, name)(**{key + "_" if iskeyword(key) else key: t for key, t in tensors.items()}, **keywords)
 
 
 def every_output(name):
@@ -157,6 +160,29 @@ CASES = [
     ("taylor_compact_l2", (), {}),
     ("taylor_qt_layer", (), {}),
     ("taylor_decode", (), {}),
+    ("features", (), {"map": "cosformer", "normalizer": "add"}),
+    ("features", ("gamma", "beta"), {"map": "rebased", "causal": True}),
+    ("features_decode", (), {"map": "elu1"}),
+    ("distill", (), {"causal": True}),
+    ("distill_decode", (), {}),
+    ("distill_dof", (), {}),
+    ("distill_window", (), {"window": 3}),
+    ("mamba_ssd", (), {}),
+    ("mamba_ssd", ("D", "z", "dt_bias", "initial_state"), {"dt_min": 0.01}),
+    ("mamba_ssd_decode", ("z",), {}),
+    ("mamba_selective_scan", (), {}),
+    ("mamba_selective_scan", ("D", "z", "dt_bias", "cu_seqlens"), {}),
+    ("mamba_selective_scan_decode", (), {}),
+    ("metala_mixer", ("w_aug",), {}),
+    ("metala_core", ("state",), {}),
+    ("metala_mixer_decode", ("w_aug",), {}),
+    ("h3", (), {}),
+    ("h3", ("cu_seqlens",), {"disc": "zoh"}),
+    ("h3_decode", (), {}),
+    ("causal_conv", ("bias", "initial_state"), {"activation": "silu"}),
+    ("causal_conv_decode", (), {}),
+    ("l2_norm", (), {}),
+    ("rms_norm_gated", ("z", "weight"), {}),
 ]
 DIFFERENTIABLE = [case for case in CASES if linnet.info(case[0])["differentiable"]]
 OVERWRITING = [case for case in CASES if any(decl["mutated"] for decl in linnet.info(case[0])["inputs"])]
