@@ -55,7 +55,8 @@ def test_vectors_pass_in_every_dtype_and_others_are_skipped():
             rows = [line.split() for line in lines if line.startswith(name) and f" {dtype} " in line]
             assert rows and all(row[-1] == "ok" for row in rows), (name, dtype)
     assert "dsf-linear.safetensors: skipped: no mechanism 'dsf' in this build" in lines
-    assert lines[-1].startswith(f"{4 * len(OURS)} passed, 0 failed, {len(OTHERS)} skipped")
+    assert {line.split(":")[0] for line in lines if ": skipped:" in line} <= set(OTHERS)
+    assert " passed, 0 failed, " in lines[-1] and int(lines[-1].split()[0]) >= 4 * len(OURS)
 
 
 def test_json_has_every_number():
