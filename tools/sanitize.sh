@@ -10,10 +10,9 @@ sanitizers=$1
 build=$2
 jobs=${JOBS:-$(nproc)}
 
-# One vector width is enough for memory errors beside the portable one, and what threads share has no instruction set.
-isas='portable;avx2'
-if grep -q avx512vl /proc/cpuinfo; then isas='portable;avx512'; fi
-if [[ $sanitizers == *thread* ]]; then isas=portable; fi
+# The portable kernels are the same sources with vectors of four: what they read and share does not depend on the width.
+# LINNET_ISAS='portable;avx512' tools/sanitize.sh ... takes the wide ones too, and twice the time.
+isas=${LINNET_ISAS:-portable}
 options=(-DLINNET_SANITIZE="$sanitizers" "-DLINNET_ISAS=$isas" -DLINNET_TESTS=ON -DLINNET_TORCH=OFF)
 if [[ ! -f $build/CMakeCache.txt ]]; then
   # -O1 and assertions: half the time to compile, and most of the speed.
