@@ -43,7 +43,7 @@ bench: test-build ## measure the mechanisms beside PyTorch's own functions, with
 wheel: ## build the Python package as dist/*.whl
 	@tools/setup.sh test
 	@rm -rf dist
-	@$(if $(shell command -v ccache),CMAKE_CXX_COMPILER_LAUNCHER=ccache) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	@CXX=$${CXX:-c++} $(if $(shell command -v ccache),CMAKE_CXX_COMPILER_LAUNCHER=ccache) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	  $(VENV)/bin/python -m pip wheel . --no-build-isolation --no-deps --disable-pip-version-check --wheel-dir dist
 
 package-check: test-build wheel ## use the installed C++ package and the wheel as a user would
