@@ -5,6 +5,7 @@
 #   tools/setup.sh test     build, and GoogleTest, Python headers, and .venv with the packages of requirements-dev.txt
 #   tools/setup.sh gtest    build, and GoogleTest
 #   tools/setup.sh lint     build, and clang-format, clang-tidy
+#   tools/setup.sh cache    build, and ccache: the wheel compiles the sources of the test build once more
 #
 # A missing system package is installed when this runs as root on a machine with apt-get; otherwise the one line that installs
 # everything missing is printed. Python packages go into .venv inside the checkout and nowhere else.
@@ -43,6 +44,7 @@ missing_packages() {
       has_python_headers || echo python3-dev
       ;;
     gtest) has_gtest || echo libgtest-dev ;;
+    cache) has ccache || echo ccache ;;
     lint)
       has clang-format || echo clang-format
       has clang-tidy || echo clang-tidy
@@ -86,13 +88,13 @@ python_packages() {
 }
 
 case ${1-} in
-  build | gtest | lint) system_packages "$1" ;;
+  build | gtest | lint | cache) system_packages "$1" ;;
   test)
     system_packages test
     python_packages
     ;;
   *)
-    echo "usage: tools/setup.sh build | test | gtest | lint" >&2
+    echo "usage: tools/setup.sh build | test | gtest | lint | cache" >&2
     exit 2
     ;;
 esac
