@@ -154,7 +154,7 @@ int64_t state_bytes(const Op& op, const std::string& options, const Input& in, D
       ++i;
     }
   }
-  static const int64_t zero = 0;
+  std::vector<std::vector<int64_t>> zeros;  // values of index tensors
   double bytes = 0;
   const auto give = [&](const TensorDecl& decl) {
     int64_t sizes[kMaxRank];
@@ -169,7 +169,7 @@ int64_t state_bytes(const Op& op, const std::string& options, const Input& in, D
     const bool index = decl.element == Element::index;
     const Dtype type = index ? Dtype::i64 : decl.element == Element::acc && dtype != Dtype::f64 ? Dtype::f32 : dtype;
     View view = View::dense(pretend({1}, type).data, type, sizes, rank);
-    if (index) view.data = const_cast<int64_t*>(&zero);
+    if (index) view.data = zeros.emplace_back(static_cast<size_t>(view.elements())).data();
     if (!index) bytes += static_cast<double>(view.elements() * dtype_size(type));
     (void)call.set(decl.name, view);
   };
