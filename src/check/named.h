@@ -1,12 +1,11 @@
 // Calls of an operator by name on tensors with their own memory, for tests that write their relations by hand.
 //
-//   Tensors x = {{"q", random_tensor({1, 9, 2, 4}, 1)}, ...};
-//   ASSERT_EQ(run_named("metala_core", {{"scale", "1"}}, &x), "");        // adds every output: x["out"], x["final_state"]
-//   x["dout"] = random_tensor(x["out"].sizes, 7);
-//   ASSERT_EQ(run_backward("metala_core", {{"scale", "1"}}, &x), "");     // adds the gradient of every input that has one
-//
-// The result is the sentence of a refusal, empty when all went well. The workspace holds NaN at first.
+//   Tensors x = {{"q", q}, {"k", k}, {"v", v}, {"dout", dout}};
+//   ASSERT_EQ(invoke("linear", {{"causal", "1"}}, &x), "");         // x now has out, final_state, ..., dq, dk, dv
+//   Tensor out = out_of("linear", with(x, "q", other), {{"causal", "1"}});
 #pragma once
+
+#include <gtest/gtest.h>
 
 #include <limits>
 #include <map>
@@ -22,44 +21,65 @@ namespace linnet::check {
 using Tensors = std::map<std::string, Tensor>;
 using Options = std::vector<std::pair<std::string, std::string>>;
 
-inline Status run_pass(const std::string& name, const Options& options, Pass pass, Tensors* tensors, const char* impl) {
+// Adds every output (or one alone) and, where the gradient of an output is among the tensors, the gradient of every
+// differentiable input. A state is overwritten where it stands. The workspace holds NaN at first.
+inline Status invoked(const std::string& name, const Options& options, Tensors* tensors, const char* impl = nullptr,
+                      const std::string& output = "") {
   const Op* op = find_op(name);
-  if (op == nullptr) return bad_input("there is no operator " + name);
+  if (op == nullptr) return bad_input("there is no operator '" + name + "'");
   Call call(*op);
-  for (const auto& [option, value] : options) LINNET_TRY(call.set_option(option, value));
   const auto given = [&](const std::string& tensor) {
-    return tensors->count(tensor) > 0 && (*tensors)[tensor].dtype != Dtype::none;
+    return tensors->count(tensor) > 0 && tensors->at(tensor).dtype != Dtype::none;
   };
-  for (const TensorDecl& decl : op->inputs) {
-    if (given(decl.name)) LINNET_TRY(call.set(decl.name, (*tensors)[decl.name].view()));
-  }
-  LINNET_TRY(call.prepare());
-  const auto ask = [&](const std::string& tensor) -> Status {
+  const auto add = [&](const std::string& tensor) {
     View view;
     LINNET_TRY(call.output_view(tensor, &view));
-    (*tensors)[tensor] = Tensor(view.dtype, {view.size, view.size + view.rank});
-    return call.set(tensor, (*tensors)[tensor].view());
+    Tensor& made = (*tensors)[tensor] = Tensor(view.dtype, {view.size, view.size + view.rank});
+    return call.set(tensor, made.view());
   };
-  for (const TensorDecl& decl : op->outputs) {
-    if (pass == Pass::forward) LINNET_TRY(ask(decl.name));
-    if (pass == Pass::backward && decl.saved) LINNET_TRY(call.set(decl.name, (*tensors)[decl.name].view()));
-    if (pass == Pass::backward && given("d" + decl.name))
-      LINNET_TRY(call.set("d" + decl.name, (*tensors)["d" + decl.name].view()));
-  }
+  const auto run = [&](Pass pass) {
+    Context context{.impl = impl};
+    LINNET_TRY(call.workspace(pass, context, &context.workspace_bytes));
+    std::vector<double> memory(static_cast<size_t>(context.workspace_bytes / 8 + 1), std::numeric_limits<double>::quiet_NaN());
+    context.workspace = memory.data();
+    return call.run(pass, context);
+  };
+  for (const auto& [option, value] : options) LINNET_TRY(call.set_option(option, value));
   for (const TensorDecl& decl : op->inputs) {
-    if (pass == Pass::backward && decl.differentiable && given(decl.name)) LINNET_TRY(ask("d" + decl.name));
+    if (given(decl.name)) LINNET_TRY(call.set(decl.name, tensors->at(decl.name).view()));
   }
-  Context context{.impl = impl};
-  LINNET_TRY(call.workspace(pass, context, &context.workspace_bytes));
-  std::vector<double> memory(static_cast<size_t>(context.workspace_bytes / 8 + 1), std::numeric_limits<double>::quiet_NaN());
-  context.workspace = memory.data();
-  return call.run(pass, context);
+  LINNET_TRY(call.prepare());
+  for (const TensorDecl& decl : op->outputs) {
+    if (output.empty() || decl.name == output) LINNET_TRY(add(decl.name));
+  }
+  LINNET_TRY(run(Pass::forward));
+  bool backward = false;
+  for (const TensorDecl& decl : op->outputs) {
+    if (!decl.differentiable || !given("d" + decl.name)) continue;
+    LINNET_TRY(call.set("d" + decl.name, tensors->at("d" + decl.name).view()));
+    backward = true;
+  }
+  if (!backward) return {};
+  for (const TensorDecl& decl : op->inputs) {
+    if (decl.differentiable && given(decl.name)) LINNET_TRY(add("d" + decl.name));
+  }
+  return run(Pass::backward);
 }
-inline std::string run_named(const std::string& name, const Options& options, Tensors* tensors, const char* impl = nullptr) {
-  return run_pass(name, options, Pass::forward, tensors, impl).message();
+// The same; the result is the sentence of a refusal, empty when all went well.
+inline std::string invoke(const std::string& name, const Options& options, Tensors* tensors, const char* impl = nullptr) {
+  return invoked(name, options, tensors, impl).message();
 }
-inline std::string run_backward(const std::string& name, const Options& options, Tensors* tensors, const char* impl = nullptr) {
-  return run_pass(name, options, Pass::backward, tensors, impl).message();
+inline Tensors with(Tensors tensors, const std::string& name, const Tensor& value) {
+  tensors[name] = value;
+  return tensors;
+}
+inline Tensor out_of(const std::string& op, Tensors tensors, const Options& options = {}, const std::string& output = "out") {
+  EXPECT_EQ(invoked(op, options, &tensors, nullptr, output).message(), "");
+  return tensors[output];
+}
+// The sentence of a call that must be refused.
+inline std::string refusal(const std::string& op, Tensors tensors, const Options& options = {}) {
+  return invoke(op, options, &tensors);
 }
 
 }  // namespace linnet::check

@@ -95,6 +95,11 @@ inline Tensor entry(const Tensor& x, int64_t b) {
   return part;
 }
 
+inline Tensor mapped(Tensor x, double factor, double offset) {
+  for (int64_t i = 0; i < x.count(); ++i) x.set(i, factor * x.get(i) + offset);
+  return x;
+}
+
 // RMS of the difference over RMS of the reference.
 inline double rms_error(const Tensor& got, const Tensor& want) {
   double error = 0, size = 0;

@@ -5,8 +5,8 @@
 namespace linnet {
 namespace {
 
+using check::invoke;
 using check::random_tensor;
-using check::run_named;
 using check::Tensor;
 using check::Tensors;
 using check::tokens;
@@ -28,15 +28,15 @@ TEST(CausalConv, PrefillThenDecodeIsOneRunBitForBit) {
   Tensors whole = {{"x", random_tensor({2, 30, 20}, 1, Dtype::f32)},
                    {"weight", random_tensor({20, 4}, 2, Dtype::f32)},
                    {"bias", random_tensor({20}, 3, Dtype::f32)}};
-  ASSERT_EQ(run_named("causal_conv", {}, &whole), "");
+  ASSERT_EQ(invoke("causal_conv", {}, &whole), "");
   Tensors part = whole;
   part["x"] = tokens(whole["x"], 0, 17);
-  ASSERT_EQ(run_named("causal_conv", {}, &part), "");
+  ASSERT_EQ(invoke("causal_conv", {}, &part), "");
   EXPECT_EQ(part["out"], tokens(whole["out"], 0, 17));
   Tensors step = {{"weight", whole["weight"]}, {"bias", whole["bias"]}, {"state", part["final_state"]}};
   for (int64_t t = 17; t < 30; ++t) {
     step["x"] = tokens(whole["x"], t, t + 1);
-    ASSERT_EQ(run_named("causal_conv_decode", {}, &step), "");
+    ASSERT_EQ(invoke("causal_conv_decode", {}, &step), "");
     EXPECT_EQ(step["out"], tokens(whole["out"], t, t + 1)) << t;
   }
   EXPECT_EQ(step["state"], whole["final_state"]);
@@ -44,9 +44,9 @@ TEST(CausalConv, PrefillThenDecodeIsOneRunBitForBit) {
 
 TEST(CausalConv, Refusals) {
   Tensors x = {{"x", random_tensor({1, 5, 4}, 1)}, {"weight", random_tensor({3, 4}, 2)}};
-  EXPECT_EQ(run_named("causal_conv", {}, &x).rfind("causal_conv: weight has 3 ", 0), 0U);
+  EXPECT_EQ(invoke("causal_conv", {}, &x).rfind("causal_conv: weight has 3 ", 0), 0U);
   x["weight"] = Tensor(Dtype::f64, {4, 0});
-  EXPECT_EQ(run_named("causal_conv", {}, &x), "causal_conv: weight has no taps, expected at least 1");
+  EXPECT_EQ(invoke("causal_conv", {}, &x), "causal_conv: weight has no taps, expected at least 1");
 }
 
 }  // namespace

@@ -1,19 +1,30 @@
 // distill: agreement with the reference, the relations and edge cases of its page, decode, estimator, allocation, refusals.
 #include "distill.h"
 
-#include "mechanisms/features/named_call.h"
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "check/agreement.h"
+#include "check/named.h"
 
 namespace linnet {
 namespace {
 
 using check::constant;
+using check::mapped;
+using check::Options;
+using check::out_of;
 using check::random_tensor;
+using check::refusal;
 using check::rms_error;
 using check::Tensor;
+using check::Tensors;
 using check::tokens;
+using check::with;
 
 TEST(Distill, AgreesWithTheReference) {
-  expect_agreement({
+  check::expect_agreement({
       "distill B=2 T=0 S=0 H=2 K=4 V=4 M=3 pass=bwd",
       "distill B=1 T=1 S=1 H=1 K=4 V=3 M=5 causal=1 pass=bwd",
       "distill B=2 T=37 S=37 H=2 K=9 V=7 M=12 causal=1 with=key_mask,key_logw values=garbage threads=3 pass=bwd",
@@ -26,7 +37,7 @@ TEST(Distill, AgreesWithTheReference) {
   });
 }
 
-Inputs attention(int64_t T, uint64_t seed) {
+Tensors attention(int64_t T, uint64_t seed) {
   Tensor alpha = random_tensor({2, 6}, seed + 4);
   for (int64_t i = 0; i < alpha.count(); ++i) alpha.set(i, 0.1 + std::abs(alpha.get(i)));
   return {{"q", random_tensor({1, T, 2, 4}, seed)},
@@ -37,37 +48,37 @@ Inputs attention(int64_t T, uint64_t seed) {
 }
 
 TEST(Distill, Relations) {
-  Inputs x = attention(40, 1);
+  Tensors x = attention(40, 1);
   const Options causal = {{"causal", "1"}};
   const Tensor out = out_of("distill", x, causal);
   // All weights of a head times a constant, and a constant log-weight of all keys: no change.
-  Inputs scaled = x;
-  scaled[4].second = mapped(x[4].second, 3, 0);
-  scaled.emplace_back("key_logw", constant({1, 40, 2}, 1.5));
+  Tensors scaled = x;
+  scaled["alpha"] = mapped(x.at("alpha"), 3, 0);
+  scaled.emplace("key_logw", constant({1, 40, 2}, 1.5));
   EXPECT_LT(rms_error(out_of("distill", scaled, causal), out), 1e-13);
   // One token: its value. The last causal row: what every row of the other form sees.
-  const Inputs one = attention(1, 7);
-  EXPECT_LT(rms_error(out_of("distill", one, causal), one[2].second), 1e-15);
+  const Tensors one = attention(1, 7);
+  EXPECT_LT(rms_error(out_of("distill", one, causal), one.at("v")), 1e-15);
   EXPECT_LT(rms_error(tokens(out, 39, 40), tokens(out_of("distill", x), 39, 40)), 1e-13);
   // Scores of 1e4 stay finite.
-  Inputs large = x;
-  large[0].second = mapped(x[0].second, 100, 0);
-  large[1].second = mapped(x[1].second, 100, 0);
+  Tensors large = x;
+  large["q"] = mapped(x.at("q"), 100, 0);
+  large["k"] = mapped(x.at("k"), 100, 0);
   const Tensor extreme = out_of("distill", large, causal);
   for (int64_t i = 0; i < extreme.count(); ++i) EXPECT_TRUE(std::isfinite(extreme.get(i)));
 }
 
 // Many Gaussian directions approach softmax.
 TEST(Distill, ManyFeaturesApproachSoftmax) {
-  Inputs x = attention(20, 2);
-  x[0].second = mapped(x[0].second, 0.5, 0);
-  x[1].second = mapped(x[1].second, 0.5, 0);
+  Tensors x = attention(20, 2);
+  x["q"] = mapped(x.at("q"), 0.5, 0);
+  x["k"] = mapped(x.at("k"), 0.5, 0);
   double last = 1;
   for (const int64_t M : {16, 4096}) {
-    x[3].second = random_tensor({2, M, 4}, 11);
-    x[4].second = constant({2, M}, 1);
-    Results results;
-    ASSERT_TRUE(run_named("distill", x, {{"causal", "1"}}, {"out", "out_softmax", "loss_kl"}, &results).ok());
+    x["z"] = random_tensor({2, M, 4}, 11);
+    x["alpha"] = constant({2, M}, 1);
+    Tensors results = x;
+    ASSERT_EQ(check::invoke("distill", {{"causal", "1"}}, &results), "");
     const double error = rms_error(results["out"], results["out_softmax"]);
     EXPECT_LT(error, 0.5 * last);
     EXPECT_GE(results["loss_kl"].get(0), 0);
@@ -77,23 +88,21 @@ TEST(Distill, ManyFeaturesApproachSoftmax) {
 }
 
 TEST(Distill, DecodeIsTheCausalForm) {
-  Inputs x = attention(30, 3);
+  Tensors x = attention(30, 3);
   const Tensor want = out_of("distill", x, {{"causal", "1"}});
-  x.insert(x.end(),
-           {{"state", constant({1, 2, 6, 5}, 0)}, {"n", constant({1, 2, 6}, 0)}, {"c", constant({1, 2, 6}, -HUGE_VAL)}});
+  x.insert({{"state", constant({1, 2, 6, 5}, 0)}, {"n", constant({1, 2, 6}, 0)}, {"c", constant({1, 2, 6}, -HUGE_VAL)}});
   EXPECT_LT(rms_error(out_of("distill_decode", x), want), 1e-13);
 }
 
 // Balancing changes no softmax attention: the balanced rows with their log-weights give the teacher's output.
 TEST(Distill, BalancingKeepsSoftmax) {
-  const Inputs x = attention(25, 4);
-  Results r;
-  ASSERT_TRUE(run_named("distill_balance", x, {{"window", "25"}},
-                        {"q_balanced", "k_balanced", "key_logw", "out_softmax", "out_hybrid"}, &r)
-                  .ok());
-  const Inputs balanced = {{"q", r["q_balanced"]}, {"k", r["k_balanced"]}, x[2], x[3], x[4], {"key_logw", r["key_logw"]}};
-  Results again;
-  ASSERT_TRUE(run_named("distill", balanced, {{"causal", "1"}}, {"out", "out_softmax"}, &again).ok());
+  const Tensors x = attention(25, 4);
+  Tensors r = x, again = x;
+  ASSERT_EQ(check::invoke("distill_balance", {{"window", "25"}}, &r), "");
+  again["q"] = r["q_balanced"];
+  again["k"] = r["k_balanced"];
+  again["key_logw"] = r["key_logw"];
+  ASSERT_EQ(check::invoke("distill", {{"causal", "1"}}, &again), "");
   EXPECT_LT(rms_error(again["out_softmax"], r["out_softmax"]), 1e-12);
   EXPECT_LT(rms_error(r["out_hybrid"], r["out_softmax"]), 1e-13);  // a window that covers everything
 }
@@ -105,8 +114,7 @@ TEST(Distill, DegreesOfFreedom) {
     const double rounding = 0x1p-50 * static_cast<double>(J * J);  // of J - lambda tr(...), where the matrix has rank one
     Tensor far = constant({J, 3}, 0), lambda = constant({1}, 0.25), none = constant({0, 3}, 0);
     for (int64_t i = 0; i < J; ++i) far.set(3 * i, 100.0 * static_cast<double>(i));
-    const Inputs same = {{"x", constant({J, 3}, 0)}, {"lambda", lambda}, {"z", none}},
-                 apart = {{"x", far}, {"lambda", lambda}, {"z", none}};
+    const Tensors same = {{"x", constant({J, 3}, 0)}, {"lambda", lambda}, {"z", none}}, apart = with(same, "x", far);
     EXPECT_NEAR(out_of("distill_dof", same, {}, "dof_softmax_mean").get(0), 1 / 1.25, rounding);
     EXPECT_NEAR(out_of("distill_dof", same, {}, "dof_gauss_trace").get(0), 1 / 1.25, rounding);
     const double n = static_cast<double>(J), each = 1 / n;
@@ -128,8 +136,8 @@ TEST(Distill, AllocationSumsToTheBudget) {
 }
 
 TEST(Distill, Refusals) {
-  Inputs x = attention(10, 1);
-  x[3].second = random_tensor({2, 6, 3}, 1);
+  Tensors x = attention(10, 1);
+  x["z"] = random_tensor({2, 6, 3}, 1);
   EXPECT_EQ(refusal("distill", x), "distill: z has 3 channels in dimension 2 of [H, M, K], expected 4 (same as q)");
   EXPECT_EQ(refusal("distill_dof", {{"x", constant({0, 3}, 0)}, {"lambda", constant({1}, 1)}, {"z", constant({0, 3}, 0)}}),
             "distill_dof: x has 0 samples, expected at least 1");

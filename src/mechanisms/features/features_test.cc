@@ -1,16 +1,26 @@
 // features: agreement of every map with the reference, the relations of the page, decode, refusals.
 #include "features.h"
 
-#include "mechanisms/features/named_call.h"
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "check/agreement.h"
+#include "check/named.h"
 
 namespace linnet {
 namespace {
 
 using check::constant;
+using check::Options;
+using check::out_of;
 using check::random_tensor;
+using check::refusal;
 using check::rms_error;
 using check::Tensor;
+using check::Tensors;
 using check::tokens;
+using check::with;
 
 TEST(Features, AgreesWithTheReference) {
   std::vector<std::string> lines = {
@@ -38,10 +48,10 @@ TEST(Features, AgreesWithTheReference) {
   lines.push_back("features B=1 T=40 S=40 H=2 K=9 V=7 causal=1 with=w,b other=w,b map=hedgehog_joint pass=bwd");
   lines.push_back("features B=1 T=40 S=40 H=2 K=9 V=7 causal=1 with=gamma,beta map=rebased pass=bwd");
   lines.push_back("features B=2 T=70 S=70 H=2 K=9 V=7 with=scale,key_mask map=focused pass=bwd");
-  expect_agreement(lines);
+  check::expect_agreement(lines);
 }
 
-Inputs attention(int64_t T, uint64_t seed) {
+Tensors attention(int64_t T, uint64_t seed) {
   return {{"q", random_tensor({1, T, 2, 6}, seed)},
           {"k", random_tensor({1, T, 2, 6}, seed + 1)},
           {"v", random_tensor({1, T, 2, 5}, seed + 2)}};
@@ -55,23 +65,23 @@ Tensor identities(int64_t n) {
 }
 
 TEST(Features, Relations) {
-  const Inputs x = attention(30, 1);
+  const Tensors x = attention(30, 1);
   const auto run = [&](const char* map, Options more = {}) {
     more.emplace_back("map", map);
     return out_of("features", x, more);
   };
   // Constant values come back, up to eps.
-  const Inputs same = {x[0], x[1], {"v", constant({1, 30, 2, 5}, 2)}};
+  const Tensors same = with(x, "v", constant({1, 30, 2, 5}, 2));
   for (const char* map : {"elu1", "exp", "taylor"}) {
-    EXPECT_LT(rms_error(out_of("features", same, {{"map", map}, {"eps", "0"}}), same[2].second), 1e-13) << map;
+    EXPECT_LT(rms_error(out_of("features", same, {{"map", map}, {"eps", "0"}}), same.at("v")), 1e-13) << map;
   }
   // t2r of the identity is relu; cosformer of a huge length is relu; hedgehog of zeros is mean pooling.
-  Inputs t2r = x;
-  t2r.insert(t2r.end(), {{"w", identities(6)}, {"b", constant({2, 6}, 0)}});
+  Tensors t2r = x;
+  t2r.insert({{"w", identities(6)}, {"b", constant({2, 6}, 0)}});
   EXPECT_LT(rms_error(out_of("features", t2r, {{"map", "t2r"}}), run("relu")), 1e-14);
   EXPECT_LT(rms_error(run("cosformer", {{"max_length", "1000000000"}, {"normalizer", "add"}}), run("relu")), 1e-12);
-  Inputs hedgehog = x;
-  hedgehog.emplace_back("w", constant({2, 6, 4}, 0));
+  Tensors hedgehog = x;
+  hedgehog.emplace("w", constant({2, 6, 4}, 0));
   const Tensor mean = out_of("features", hedgehog, {{"map", "hedgehog"}});
   EXPECT_LT(rms_error(tokens(mean, 0, 1), tokens(mean, 9, 10)), 1e-14);
   // taylor is taylor_exact.
@@ -83,32 +93,32 @@ TEST(Features, Relations) {
 
 // Running maxima make the causal result independent of later keys; the global maximum does not.
 TEST(Features, RunningMaximaAreCausal) {
-  Inputs x = attention(60, 2);
-  x.emplace_back("proj", random_tensor({12, 6}, 9));
+  Tensors x = attention(60, 2);
+  x.emplace("proj", random_tensor({12, 6}, 9));
   const Options running = {{"map", "favor"}, {"causal", "1"}, {"key_top", "running"}};
   const Tensor before = out_of("features", x, running);
-  for (int64_t i = 50 * 12; i < 60 * 12; ++i) x[1].second.set(i, 20 * x[1].second.get(i));
+  for (int64_t i = 50 * 12; i < 60 * 12; ++i) x.at("k").set(i, 20 * x.at("k").get(i));
   EXPECT_LT(rms_error(tokens(out_of("features", x, running), 0, 50), tokens(before, 0, 50)), 1e-12);
 }
 
 TEST(Features, DecodeContinues) {
-  const Inputs x = attention(40, 3);
+  const Tensors x = attention(40, 3);
   const auto part = [&](int64_t begin, int64_t end) {
-    return Inputs{
-        {"q", tokens(x[0].second, begin, end)}, {"k", tokens(x[1].second, begin, end)}, {"v", tokens(x[2].second, begin, end)}};
+    return Tensors{
+        {"q", tokens(x.at("q"), begin, end)}, {"k", tokens(x.at("k"), begin, end)}, {"v", tokens(x.at("v"), begin, end)}};
   };
   const Options options = {{"map", "dpfp"}, {"dpfp_nu", "2"}};
   Options causal = options;
   causal.emplace_back("causal", "1");
-  Results state;
-  ASSERT_TRUE(run_named("features", part(0, 33), causal, {"out", "final_state", "final_z"}, &state).ok());
-  Inputs rest = part(33, 40);
-  rest.insert(rest.end(), {{"state", state["final_state"]}, {"z", state["final_z"]}});
+  Tensors state = part(0, 33);
+  ASSERT_EQ(check::invoke("features", causal, &state), "");
+  Tensors rest = part(33, 40);
+  rest.insert({{"state", state["final_state"]}, {"z", state["final_z"]}});
   EXPECT_LT(rms_error(out_of("features_decode", rest, options), tokens(out_of("features", x, causal), 33, 40)), 1e-12);
 }
 
 TEST(Features, Refusals) {
-  const Inputs x = attention(10, 1);
+  const Tensors x = attention(10, 1);
   EXPECT_EQ(refusal("features", x, {{"map", "identity"}, {"normalizer", "add"}}),
             "features: normalizer with map identity can divide by zero, expected none");
   EXPECT_EQ(refusal("features", x, {{"map", "hedgehog"}}), "features: w is missing; map hedgehog needs it");

@@ -5,19 +5,20 @@
 
 #include <cmath>
 
-#include "check/check.h"
-#include "check/invoke.h"
+#include "check/agreement.h"
+#include "check/named.h"
 
 namespace linnet {
 namespace {
 
 using check::constant;
 using check::invoke;
-using check::Named;
 using check::Options;
 using check::random_tensor;
 using check::rms_error;
 using check::Tensor;
+using check::Tensors;
+using check::with;
 
 const char* const kLines[] = {
     "fem_read B=1 S=1 H=1 V=8 K=16 with=q,k pass=bwd",
@@ -40,19 +41,7 @@ const char* const kLines[] = {
     "fem_read_decode B=2 T=2 H=2 V=9 R=5 prior=ssm with=delta,A,Bm,Cm,D,scan,shift",
 };
 
-TEST(Fem, AgreesWithTheReference) {
-  for (const std::string line : kLines) {
-    for (const Impl& impl : find_op(line.substr(0, line.find(' ')))->impls) {
-      if (!impl.missing().empty() || impl.name == "ref") continue;
-      for (const char* dtype : {"f64", "f32", "bf16", "f16"}) {
-        check::Result result;
-        const Status status = check::run_line(line + " dtype=" + dtype + " impl=" + impl.name, &result);
-        ASSERT_TRUE(status.ok()) << line << ": " << status.message();
-        EXPECT_TRUE(result.ok()) << result.text();
-      }
-    }
-  }
-}
+TEST(Fem, AgreesWithTheReference) { check::expect_agreement({std::begin(kLines), std::end(kLines)}); }
 
 constexpr int64_t kTokens = 80, kHeads = 2, kWidth = 6, kRank = 3;
 
@@ -62,12 +51,12 @@ Tensor made(std::vector<int64_t> size, uint64_t seed, double (*f)(double)) {
   return x;
 }
 Tensor rows(double x) { return constant({1, kTokens, kHeads, kWidth}, x); }
-Named call(const std::string& prior) {
+Tensors call(const std::string& prior) {
   const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
-  Named tensors = {{"v", random_tensor({1, kTokens, kHeads, kWidth}, 1)},
-                   {"beta", made({kHeads, kWidth}, 2, [](double x) { return std::exp(0.3 * x); })},
-                   {"lam", made({1, kTokens, kHeads, kWidth}, 3, sigmoid)},
-                   {"dout", random_tensor({1, kTokens, kHeads, kWidth}, 4)}};
+  Tensors tensors = {{"v", random_tensor({1, kTokens, kHeads, kWidth}, 1)},
+                     {"beta", made({kHeads, kWidth}, 2, [](double x) { return std::exp(0.3 * x); })},
+                     {"lam", made({1, kTokens, kHeads, kWidth}, 3, sigmoid)},
+                     {"dout", random_tensor({1, kTokens, kHeads, kWidth}, 4)}};
   if (prior == "ssm") {
     tensors["delta"] = made({1, kTokens, kHeads, kWidth}, 5, sigmoid);
     tensors["A"] = made({kHeads, kWidth, kRank}, 6, [](double x) { return -std::exp(x); });
@@ -81,44 +70,39 @@ Named call(const std::string& prior) {
   if (prior == "gated") tensors["a"] = made({1, kTokens, kHeads}, 12, [](double x) { return -0.1 * std::fabs(x); });
   return tensors;
 }
-Named run(const std::string& prior, Named tensors, Options options = {}, const char* impl = nullptr) {
+Tensors run(const std::string& prior, Tensors tensors, Options options = {}, const char* impl = nullptr) {
   options.emplace_back("prior", prior);
-  const Status status = invoke("fem_read", options, &tensors, impl);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return tensors;
-}
-Named with(Named tensors, const std::string& name, const Tensor& value) {
-  tensors[name] = value;
+  EXPECT_EQ(invoke("fem_read", options, &tensors, impl), "");
   return tensors;
 }
 const char* const kPriors[] = {"softmax", "linear", "gated", "aft", "ssm"};
 
 TEST(Fem, WithoutTheInnerGateItIsThePriorsMean) {
   for (const char* prior : kPriors) {
-    const Named result = run(prior, with(call(prior), "lam", rows(0)));
+    const Tensors result = run(prior, with(call(prior), "lam", rows(0)));
     EXPECT_EQ(rms_error(result.at("out"), result.at("mu")), 0) << prior;
   }
-  const Named plain = run("softmax", with(call("softmax"), "lam", rows(0)));
-  Named softmax = call("softmax");
-  ASSERT_TRUE(invoke("softmax", {{"causal", "1"}}, &softmax).ok());
+  const Tensors plain = run("softmax", with(call("softmax"), "lam", rows(0)));
+  Tensors softmax = call("softmax");
+  ASSERT_EQ(invoke("softmax", {{"causal", "1"}}, &softmax), "");
   for (const char* name : {"out", "dq", "dk", "dv"}) EXPECT_LT(rms_error(plain.at(name), softmax.at(name)), 1e-12) << name;
 }
 
 TEST(Fem, SmallBetaTendsToTheMeanWithEveryDigit) {
   for (const double beta : {1e-3, 1e-6}) {
-    Named tensors = with(with(call("softmax"), "lam", rows(1)), "beta", constant({kHeads, kWidth}, beta));
+    Tensors tensors = with(with(call("softmax"), "lam", rows(1)), "beta", constant({kHeads, kWidth}, beta));
     for (auto& [name, tensor] : tensors) {
       Tensor narrow(Dtype::f32, tensor.sizes);
       for (int64_t i = 0; i < tensor.count(); ++i) narrow.set(i, tensor.get(i));
       tensor = narrow;
     }
-    const Named result = run("softmax", tensors);
+    const Tensors result = run("softmax", tensors);
     EXPECT_LT(rms_error(result.at("free"), result.at("mu")), 2e-6 + 3 * beta);  // F - mu = beta var(v) / 2
   }
 }
 
 TEST(Fem, LargeBetaTendsToTheRunningMaximum) {
-  const Named result =
+  const Tensors result =
       run("softmax", with(with(call("softmax"), "lam", rows(1)), "beta", constant({kHeads, kWidth}, 200)), {{"cap", "0"}});
   double top[kHeads * kWidth];
   for (int64_t t = 0; t < kTokens; ++t) {
@@ -133,10 +117,10 @@ TEST(Fem, LargeBetaTendsToTheRunningMaximum) {
 }
 
 TEST(Fem, TheFreeEnergyLiesBetweenMeanAndMaximumAndRisesWithBeta) {
-  const Named low = run("softmax", call("softmax"));
+  const Tensors low = run("softmax", call("softmax"));
   Tensor twice = low.at("beta");
   for (int64_t i = 0; i < twice.count(); ++i) twice.set(i, 2 * twice.get(i));
-  const Named high = run("softmax", with(call("softmax"), "beta", twice));
+  const Tensors high = run("softmax", with(call("softmax"), "beta", twice));
   for (int64_t i = 0; i < low.at("free").count(); ++i) {
     EXPECT_GE(low.at("free").get(i), low.at("mu").get(i) - 1e-12);
     EXPECT_GE(high.at("free").get(i), low.at("free").get(i) - 1e-12);
@@ -145,10 +129,10 @@ TEST(Fem, TheFreeEnergyLiesBetweenMeanAndMaximumAndRisesWithBeta) {
 
 TEST(Fem, AConstantInTheValuesMovesMeanAndFreeEnergy) {
   for (const char* prior : {"softmax", "linear"}) {
-    const Named plain = run(prior, call(prior));
+    const Tensors plain = run(prior, call(prior));
     Tensor v = plain.at("v");
     for (int64_t i = 0; i < v.count(); ++i) v.set(i, v.get(i) + 2);
-    const Named moved = run(prior, with(call(prior), "v", v));
+    const Tensors moved = run(prior, with(call(prior), "v", v));
     for (const char* name : {"mu", "free"}) {
       for (int64_t i = 0; i < v.count(); ++i)
         EXPECT_NEAR(moved.at(name).get(i), plain.at(name).get(i) + 2, 1e-9) << prior << name;
@@ -157,14 +141,14 @@ TEST(Fem, AConstantInTheValuesMovesMeanAndFreeEnergy) {
 }
 
 TEST(Fem, GatedWithoutDecayIsLinear) {
-  const Named linear = run("linear", call("linear"), {{"denominator", "exact"}});
-  const Named gated = run("gated", with(call("linear"), "a", constant({1, kTokens, kHeads}, 0)), {{"denominator", "exact"}});
+  const Tensors linear = run("linear", call("linear"), {{"denominator", "exact"}});
+  const Tensors gated = run("gated", with(call("linear"), "a", constant({1, kTokens, kHeads}, 0)), {{"denominator", "exact"}});
   for (const char* name : {"out", "dq", "dk", "dv", "dbeta"})
     EXPECT_LT(rms_error(gated.at(name), linear.at(name)), 1e-11) << name;
 }
 
 TEST(Fem, EqualKeysOfAftAreTheRunningMean) {
-  const Named result = run("aft", with(with(call("aft"), "k", rows(3)), "q", rows(1)));
+  const Tensors result = run("aft", with(with(call("aft"), "k", rows(3)), "q", rows(1)));
   double sum = 0;
   for (int64_t t = 0; t < kTokens; ++t) {
     sum += result.at("v").get(t * kHeads * kWidth);
@@ -173,13 +157,13 @@ TEST(Fem, EqualKeysOfAftAreTheRunningMean) {
 }
 
 TEST(Fem, TheFirstTokenIsItsValue) {
-  const Named result = run("softmax", call("softmax"));
+  const Tensors result = run("softmax", call("softmax"));
   for (int64_t i = 0; i < kHeads * kWidth; ++i) EXPECT_NEAR(result.at("out").get(i), result.at("v").get(i), 1e-15);
 }
 
 // Without a cap values may span more than exp() holds: rows before a later, larger value keep their digits.
 TEST(Fem, WithoutACapAWideRangeIsExact) {
-  Named tensors = with(call("softmax"), "beta", constant({kHeads, kWidth}, 1));
+  Tensors tensors = with(call("softmax"), "beta", constant({kHeads, kWidth}, 1));
   for (int64_t i = 0; i < tensors["v"].count(); ++i) {
     tensors["v"].set(i, static_cast<double>(i / (kHeads * kWidth)) * 10 - 500 + tensors["v"].get(i));
   }
@@ -188,7 +172,7 @@ TEST(Fem, WithoutACapAWideRangeIsExact) {
     for (int64_t i = 0; i < tensor.count(); ++i) narrow.set(i, tensor.get(i));
     tensor = narrow;
   }
-  const Named got = run("softmax", tensors, {{"cap", "0"}}), want = run("softmax", tensors, {{"cap", "none"}}, "ref");
+  const Tensors got = run("softmax", tensors, {{"cap", "0"}}), want = run("softmax", tensors, {{"cap", "none"}}, "ref");
   for (const char* name : {"out", "mu", "free", "dq", "dv", "dbeta"}) {
     for (int64_t i = 0; i < got.at(name).count(); ++i) ASSERT_TRUE(std::isfinite(got.at(name).get(i))) << name;
     EXPECT_LT(rms_error(got.at(name), want.at(name)), 1e-5) << name;
@@ -198,8 +182,8 @@ TEST(Fem, WithoutACapAWideRangeIsExact) {
 TEST(Fem, TokenByTokenIsTheWholeSequence) {
   const double none = -HUGE_VAL;
   for (const char* prior : kPriors) {
-    const Named whole = run(prior, call(prior));
-    Named step = {{"beta", whole.at("beta")}};
+    const Tensors whole = run(prior, call(prior));
+    Tensors step = {{"beta", whole.at("beta")}};
     for (const char* name : {"A", "D"}) {
       if (whole.count(name) > 0) step[name] = whole.at(name);
     }
@@ -220,15 +204,14 @@ TEST(Fem, TokenByTokenIsTheWholeSequence) {
       for (const char* name : {"v", "lam", "q", "k", "a", "delta", "Bm", "Cm"}) {
         if (whole.count(name) > 0) step[name] = check::tokens(whole.at(name), t, t + 1);
       }
-      const Status status = invoke("fem_read_decode", {{"prior", prior}}, &step);
-      ASSERT_TRUE(status.ok()) << status.message();
+      ASSERT_EQ(invoke("fem_read_decode", {{"prior", prior}}, &step), "");
       EXPECT_LT(rms_error(step["out"], check::tokens(whole.at("out"), t, t + 1)), 1e-11) << prior << " " << t;
     }
   }
 }
 
 TEST(Fem, RefusesBadInput) {
-  const auto refusal = [](Named tensors, const Options& options) { return invoke("fem_read", options, &tensors).message(); };
+  const auto refusal = [](Tensors tensors, const Options& options) { return invoke("fem_read", options, &tensors); };
   for (const char* prior : {"delta", "zeros"}) {
     EXPECT_NE(refusal(call("softmax"), {{"prior", prior}}).find("has weights of both signs"), std::string::npos) << prior;
   }

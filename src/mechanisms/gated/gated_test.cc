@@ -6,19 +6,20 @@
 #include <cmath>
 #include <limits>
 
-#include "check/check.h"
-#include "check/invoke.h"
+#include "check/agreement.h"
+#include "check/named.h"
 
 namespace linnet {
 namespace {
 
 using check::constant;
 using check::invoke;
-using check::Named;
 using check::Options;
 using check::random_tensor;
 using check::rms_error;
 using check::Tensor;
+using check::Tensors;
+using check::with;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
@@ -44,36 +45,18 @@ const char* const kLines[] = {
     "gated_gate B=1 T=17 H=4 V=5 granularity=headwise other=g mode=add act=ns_sigmoid pass=bwd",
 };
 
-TEST(Gated, AgreesWithTheReference) {
-  for (const std::string line : kLines) {
-    const Op* op = find_op(line.substr(0, line.find(' ')));
-    for (const Impl& impl : op->impls) {
-      if (!impl.missing().empty() || impl.name == "ref") continue;
-      for (const char* dtype : {"f64", "f32", "bf16", "f16"}) {
-        check::Result result;
-        const Status status = check::run_line(line + " dtype=" + dtype + " impl=" + impl.name, &result);
-        ASSERT_TRUE(status.ok()) << line << ": " << status.message();
-        EXPECT_TRUE(result.ok()) << result.text();
-      }
-    }
-  }
-}
+TEST(Gated, AgreesWithTheReference) { check::expect_agreement({std::begin(kLines), std::end(kLines)}); }
 
-Named call(int64_t H = 3, int64_t V = 12) {
+Tensors call(int64_t H = 3, int64_t V = 12) {
   return {{"q", random_tensor({2, 40, H, 16}, 1)},
           {"k", random_tensor({2, 40, H, 16}, 2)},
           {"v", random_tensor({2, 40, H, V}, 3)},
           {"g", random_tensor({2, 40, H, V}, 4)},
           {"dout", random_tensor({2, 40, H, V}, 5)}};
 }
-Named run(const char* op, Named tensors, Options options) {
+Tensors run(const char* op, Tensors tensors, Options options) {
   options.emplace_back("causal", "1");
-  const Status status = invoke(op, options, &tensors);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return tensors;
-}
-Named with(Named tensors, const std::string& name, const Tensor& value) {
-  tensors[name] = value;
+  EXPECT_EQ(invoke(op, options, &tensors), "");
   return tensors;
 }
 Tensor scaled(const Tensor& x, double factor) {
@@ -83,22 +66,22 @@ Tensor scaled(const Tensor& x, double factor) {
 }
 
 TEST(Gated, OpenAndHalfOpenGatesAreSoftmax) {
-  const Named plain = run("softmax", call(), {});
-  const Named open = run("gated", with(call(), "g", constant({2, 40, 3, 12}, kInf)), {});
+  const Tensors plain = run("softmax", call(), {});
+  const Tensors open = run("gated", with(call(), "g", constant({2, 40, 3, 12}, kInf)), {});
   EXPECT_LT(rms_error(open.at("out"), plain.at("out")), 1e-15);
   EXPECT_LT(rms_error(open.at("dq"), plain.at("dq")), 1e-13);
   EXPECT_EQ(rms_error(open.at("dg"), constant({2, 40, 3, 12}, 0)), 0);
-  const Named half = run("gated", with(call(), "g", constant({2, 40, 3, 12}, 0)), {});
+  const Tensors half = run("gated", with(call(), "g", constant({2, 40, 3, 12}, 0)), {});
   EXPECT_LT(rms_error(half.at("out"), scaled(plain.at("out"), 0.5)), 1e-15);
   EXPECT_EQ(half.at("y"), open.at("y"));
   EXPECT_EQ(half.at("lse"), plain.at("lse"));
-  const Named added = run("gated", with(call(), "g", constant({2, 40, 3, 12}, 0)), {{"mode", "add"}, {"act", "identity"}});
+  const Tensors added = run("gated", with(call(), "g", constant({2, 40, 3, 12}, 0)), {{"mode", "add"}, {"act", "identity"}});
   EXPECT_LT(rms_error(added.at("out"), plain.at("out")), 1e-15);
 }
 
 TEST(Gated, ClosedGatesAreZero) {
   for (const char* act : {"sigmoid", "silu"}) {
-    const Named closed = run("gated", with(call(), "g", constant({2, 40, 3, 12}, -kInf)), {{"act", act}});
+    const Tensors closed = run("gated", with(call(), "g", constant({2, 40, 3, 12}, -kInf)), {{"act", act}});
     for (const char* name : {"out", "dq", "dk", "dv", "dg"}) {
       EXPECT_EQ(rms_error(closed.at(name), scaled(closed.at(name), 0)), 0) << act << " " << name;
     }
@@ -106,20 +89,20 @@ TEST(Gated, ClosedGatesAreZero) {
 }
 
 TEST(Gated, AGateOfNaNSpoilsItsOwnElement) {
-  Named tensors = call();
+  Tensors tensors = call();
   tensors["g"].set(tensors["g"].at(1, 7, 2, 5), std::numeric_limits<double>::quiet_NaN());
   tensors.erase("dout");
-  const Named result = run("gated", tensors, {});
+  const Tensors result = run("gated", tensors, {});
   int64_t spoiled = 0;
   for (int64_t i = 0; i < result.at("out").count(); ++i) spoiled += std::isnan(result.at("out").get(i));
   EXPECT_EQ(spoiled, 1);
 }
 
 TEST(Gated, HeadwiseIsElementwiseWithEqualLogits) {
-  Named tensors = call();
+  Tensors tensors = call();
   const Tensor heads = random_tensor({2, 40, 3}, 9);
   for (int64_t i = 0; i < tensors["g"].count(); ++i) tensors["g"].set(i, heads.get(i / 12));
-  const Named one = run("gated", tensors, {}), other = run("gated", with(tensors, "g", heads), {{"granularity", "headwise"}});
+  const Tensors one = run("gated", tensors, {}), other = run("gated", with(tensors, "g", heads), {{"granularity", "headwise"}});
   for (const char* name : {"out", "dq", "dk", "dv"}) EXPECT_LT(rms_error(other.at(name), one.at(name)), 1e-14) << name;
   for (int64_t i = 0; i < heads.count(); ++i) {
     double sum = 0;
@@ -129,50 +112,48 @@ TEST(Gated, HeadwiseIsElementwiseWithEqualLogits) {
 }
 
 TEST(Gated, SharedByOneHeadIsItsOwn) {
-  const Named own = run("gated", call(1), {}), shared = run("gated", call(1), {{"shared", "1"}});
+  const Tensors own = run("gated", call(1), {}), shared = run("gated", call(1), {{"shared", "1"}});
   for (const char* name : {"out", "dq", "dk", "dv", "dg"}) EXPECT_LT(rms_error(shared.at(name), own.at(name)), 1e-13) << name;
 }
 
 TEST(Gated, AConstantGateOfValuesIsOneOfTheRead) {
-  Named tensors = call();
+  Tensors tensors = call();
   for (int64_t i = 0; i < tensors["g"].count(); ++i)
     tensors["g"].set(i, std::sin(static_cast<double>(i % 36)));  // per head, channel
-  const Named read = run("gated", tensors, {}), values = run("gated", tensors, {{"position", "G2"}});
+  const Tensors read = run("gated", tensors, {}), values = run("gated", tensors, {{"position", "G2"}});
   for (const char* name : {"out", "dq", "dk", "dv"}) EXPECT_LT(rms_error(values.at(name), read.at(name)), 1e-13) << name;
 }
 
 TEST(Gated, NonSparseSigmoidIsHalfOpen) {
-  const Named plain = run("softmax", call(), {}), gate = run("gated", call(), {}),
-              ns = run("gated", call(), {{"act", "ns_sigmoid"}});
+  const Tensors plain = run("softmax", call(), {}), gate = run("gated", call(), {}),
+                ns = run("gated", call(), {{"act", "ns_sigmoid"}});
   for (int64_t i = 0; i < ns.at("out").count(); ++i) {
     EXPECT_NEAR(ns.at("out").get(i), (plain.at("out").get(i) + gate.at("out").get(i)) / 2, 1e-15);
   }
 }
 
 TEST(Gated, TheGateAloneAfterAnyReadIsTheFusedOne) {
-  const Named fused = run("gated", call(), {});
-  Named alone = {{"y", fused.at("y")}, {"g", fused.at("g")}, {"dout", fused.at("dout")}};
-  ASSERT_TRUE(invoke("gated_gate", {}, &alone).ok());
+  const Tensors fused = run("gated", call(), {});
+  Tensors alone = {{"y", fused.at("y")}, {"g", fused.at("g")}, {"dout", fused.at("dout")}};
+  ASSERT_EQ(invoke("gated_gate", {}, &alone), "");
   EXPECT_LT(rms_error(alone["out"], fused.at("out")), 1e-15);
   EXPECT_LT(rms_error(alone["dg"], fused.at("dg")), 1e-13);
 }
 
 TEST(Gated, DecodingIsTheLastRow) {
-  const Named whole = run("gated", call(), {});
-  Named step = {{"k_cache", Tensor(Dtype::f64, {2, 64, 3, 16})},
-                {"v_cache", Tensor(Dtype::f64, {2, 64, 3, 12})},
-                {"lengths", check::whole_numbers({0, 0})}};
+  const Tensors whole = run("gated", call(), {});
+  Tensors step = {{"k_cache", Tensor(Dtype::f64, {2, 64, 3, 16})},
+                  {"v_cache", Tensor(Dtype::f64, {2, 64, 3, 12})},
+                  {"lengths", check::whole_numbers({0, 0})}};
   for (int64_t t = 0; t < 40; ++t) {
     for (const char* name : {"q", "k", "v", "g"}) step[name] = check::tokens(whole.at(name), t, t + 1);
-    ASSERT_TRUE(invoke("gated_decode", {}, &step).ok());
+    ASSERT_EQ(invoke("gated_decode", {}, &step), "");
     EXPECT_LT(rms_error(step["out"], check::tokens(whole.at("out"), t, t + 1)), 1e-13) << t;
   }
 }
 
 TEST(Gated, RefusesBadInput) {
-  const auto refusal = [](const char* op, Named tensors, const Options& options) {
-    return invoke(op, options, &tensors).message();
-  };
+  const auto refusal = [](const char* op, Tensors tensors, const Options& options) { return invoke(op, options, &tensors); };
   EXPECT_NE(refusal("gated", with(call(), "g", constant({2, 40, 3}, 0)), {}).find("g has rank 3, expected 4"),
             std::string::npos);
   EXPECT_NE(refusal("gated", with(call(), "g", constant({2, 40, 3, 11}, 0)), {}).find("g has 11"), std::string::npos);

@@ -10,9 +10,9 @@ namespace linnet {
 namespace {
 
 using check::constant;
+using check::invoke;
 using check::random_tensor;
 using check::rms_error;
-using check::run_named;
 using check::Tensor;
 using check::Tensors;
 using check::tokens;
@@ -59,14 +59,14 @@ TEST(H3, AgreesWithTheReference) {
 
 TEST(H3, PrefillThenDecodeIsOneRun) {
   Tensors whole = mixer(2, 80, 6, 3, 5, 3);
-  ASSERT_EQ(run_named("h3", {}, &whole), "");
+  ASSERT_EQ(invoke("h3", {}, &whole), "");
   Tensors part = whole;
   for (const char* name : {"q", "k", "v"}) part[name] = tokens(whole[name], 0, 70);
-  ASSERT_EQ(run_named("h3", {}, &part), "");
+  ASSERT_EQ(invoke("h3", {}, &part), "");
   Tensors step = part;
   for (int64_t t = 70; t < 80; ++t) {
     for (const char* name : {"q", "k", "v"}) step[name] = tokens(whole[name], t, t + 1);
-    ASSERT_EQ(run_named("h3_decode", {}, &step), "");
+    ASSERT_EQ(invoke("h3_decode", {}, &step), "");
     EXPECT_LE(rms_error(step["out"], tokens(whole["out"], t, t + 1)), 1e-12) << t;
   }
   EXPECT_LE(rms_error(step["state_diag"], whole["state_diag"]), 1e-12);
@@ -76,7 +76,7 @@ TEST(H3, PrefillThenDecodeIsOneRun) {
 // T = 1: y = q (kd_0 + d) (ks_0 + sd) k v
 TEST(H3, OneToken) {
   Tensors x = mixer(1, 1, 4, 4, 3, 2);
-  ASSERT_EQ(run_named("h3", {}, &x), "");
+  ASSERT_EQ(invoke("h3", {}, &x), "");
   for (int64_t c = 0; c < 4; ++c) {
     const double want = x["q"].get(c) * (x["taps_diag"].get(c) + x["d"].get(c)) * (x["taps_shift"].get(c) + x["sd"].get(c)) *
                         x["k"].get(c) * x["v"].get(c);
@@ -101,13 +101,13 @@ TEST(H3, IsRetentionWithoutFilters) {
     x["c"].set(2 * h, 0.5);
     x["c"].set(2 * h + 1, 0);
   }
-  ASSERT_EQ(run_named("h3", {{"disc", "zoh"}}, &x), "");
+  ASSERT_EQ(invoke("h3", {{"disc", "zoh"}}, &x), "");
   for (const char* name : {"q", "k", "v"}) {
     r[name] = x[name];
     r[name].sizes = {1, 90, 2, 3};
   }
   r["g_head"] = g;
-  ASSERT_EQ(run_named("decay", {{"scale", "1"}}, &r), "");
+  ASSERT_EQ(invoke("decay", {{"scale", "1"}}, &r), "");
   for (int64_t t = 0; t < 90; ++t) {
     for (int64_t h = 0; h < 2; ++h) {
       for (int64_t slot = 0; slot < 3; ++slot) {
@@ -123,8 +123,8 @@ TEST(H3, DelayedInputsGiveADelayedOutput) {
   for (const char* name : {"q", "k", "v"}) {
     for (int64_t i = 0; i < 400; ++i) y[name].set(i, i < 28 ? 0 : x[name].get(i - 28));
   }
-  ASSERT_EQ(run_named("h3", {}, &x), "");
-  ASSERT_EQ(run_named("h3", {}, &y), "");
+  ASSERT_EQ(invoke("h3", {}, &x), "");
+  ASSERT_EQ(invoke("h3", {}, &y), "");
   EXPECT_LE(rms_error(tokens(y["out"], 7, 100), tokens(x["out"], 0, 93)), 1e-12);
 }
 
@@ -137,8 +137,8 @@ TEST(H3, LongMemoriesKeepTheirDigits) {
     for (int64_t i = 0; i < tensor.count(); ++i) wide.set(i, tensor.get(i));
     tensor = wide;
   }
-  ASSERT_EQ(run_named("h3", {}, &x), "");
-  ASSERT_EQ(run_named("h3", {}, &reference, "ref"), "");
+  ASSERT_EQ(invoke("h3", {}, &x), "");
+  ASSERT_EQ(invoke("h3", {}, &reference, "ref"), "");
   const double gate = rms_gate(Dtype::f32, Pass::forward, Against::reference, false, 0);
   EXPECT_LE(rms_error(x["out"], reference["out"]), gate);
   EXPECT_LE(rms_error(x["taps_diag"], reference["taps_diag"]), gate);
@@ -147,11 +147,11 @@ TEST(H3, LongMemoriesKeepTheirDigits) {
 
 TEST(H3, Refusals) {
   Tensors x = mixer(1, 4, 6, 3, 2, 2);
-  EXPECT_EQ(run_named("h3", {{"heads", "2"}}, &x), "h3: heads is 2, expected 3 (the heads of log_dt)");
-  EXPECT_EQ(run_named("h3", {{"head_dim", "3"}}, &x),
+  EXPECT_EQ(invoke("h3", {{"heads", "2"}}, &x), "h3: heads is 2, expected 3 (the heads of log_dt)");
+  EXPECT_EQ(invoke("h3", {{"head_dim", "3"}}, &x),
             "h3: head_dim is 3, expected 2 (the channels of q over the heads of log_dt)");
   x["log_dt"] = random_tensor({4}, 1);
-  EXPECT_NE(run_named("h3", {}, &x), "");
+  EXPECT_NE(invoke("h3", {}, &x), "");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "check/agreement.h"
 #include "check/check.h"
 #include "check/tensor.h"
 #include "core/op.h"
@@ -42,21 +43,7 @@ const char* const kLines[] = {
     "hierarchical_decode B=2 T=3 H=2 K=16 V=8 levels=2 width=64 tie=row include_self=0 seed=4",
 };
 
-TEST(Hierarchical, AgreesWithTheReference) {
-  for (const std::string line : kLines) {
-    const Op* op = find_op(line.substr(0, line.find(' ')));
-    ASSERT_NE(op, nullptr) << line;
-    for (const Impl& impl : op->impls) {
-      if (!impl.missing().empty() || impl.name == "ref") continue;
-      for (const char* dtype : {"f64", "f32", "bf16", "f16"}) {
-        check::Result result;
-        const Status status = check::run_line(line + " dtype=" + dtype + " impl=" + impl.name, &result);
-        ASSERT_TRUE(status.ok()) << line << ": " << status.message();
-        EXPECT_TRUE(result.ok()) << result.text();
-      }
-    }
-  }
-}
+TEST(Hierarchical, AgreesWithTheReference) { check::expect_agreement({std::begin(kLines), std::end(kLines)}); }
 
 template <class Args, class Out>
 Status call(const Op& op, const Args& args, const Out& out) {

@@ -1,19 +1,30 @@
 // inline: agreement with the reference, the relations and edge cases of its page, decode, the residual, refusals.
 #include "inline.h"
 
-#include "mechanisms/features/named_call.h"
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "check/agreement.h"
+#include "check/named.h"
 
 namespace linnet {
 namespace {
 
 using check::constant;
+using check::mapped;
+using check::Options;
+using check::out_of;
 using check::random_tensor;
+using check::refusal;
 using check::rms_error;
 using check::Tensor;
+using check::Tensors;
 using check::tokens;
+using check::with;
 
 TEST(Inline, AgreesWithTheReference) {
-  expect_agreement({
+  check::expect_agreement({
       "inline B=2 T=0 S=0 H=2 K=4 V=4 pass=bwd",
       "inline B=1 T=1 S=1 H=1 K=4 V=4 causal=1 pass=bwd",
       "inline B=2 T=31 S=31 H=2 K=16 V=24 causal=1 with=mask values=garbage pass=bwd",
@@ -28,22 +39,22 @@ TEST(Inline, AgreesWithTheReference) {
   });
 }
 
-Inputs attention(int64_t T, uint64_t seed) {
+Tensors attention(int64_t T, uint64_t seed) {
   return {{"q", random_tensor({1, T, 2, 6}, seed)},
           {"k", random_tensor({1, T, 2, 6}, seed + 1)},
           {"v", random_tensor({1, T, 2, 5}, seed + 2)}};
 }
 
 TEST(Inline, Relations) {
-  const Inputs x = attention(40, 1);
+  const Tensors x = attention(40, 1);
   for (const char* causal : {"0", "1"}) {
     const Options options = {{"causal", causal}};
     const Tensor out = out_of("inline", x, options);
     // Rows of weights sum to 1; a constant added to keys changes nothing, one added to values comes out.
-    EXPECT_LT(rms_error(out_of("inline", {x[0], x[1], {"v", constant({1, 40, 2, 5}, 3)}}, options), constant({1, 40, 2, 5}, 3)),
+    EXPECT_LT(rms_error(out_of("inline", with(x, "v", constant({1, 40, 2, 5}, 3)), options), constant({1, 40, 2, 5}, 3)),
               1e-15);
-    EXPECT_LT(rms_error(out_of("inline", {x[0], {"k", mapped(x[1].second, 1, 100)}, x[2]}, options), out), 1e-12);
-    EXPECT_LT(rms_error(out_of("inline", {x[0], x[1], {"v", mapped(x[2].second, 1, 7)}}, options), mapped(out, 1, 7)), 1e-13);
+    EXPECT_LT(rms_error(out_of("inline", with(x, "k", mapped(x.at("k"), 1, 100)), options), out), 1e-12);
+    EXPECT_LT(rms_error(out_of("inline", with(x, "v", mapped(x.at("v"), 1, 7)), options), mapped(out, 1, 7)), 1e-13);
   }
   // The last row of the causal form sees what every row of the other sees.
   const Tensor causal = out_of("inline", x, {{"causal", "1"}}), whole = out_of("inline", x);
@@ -52,16 +63,16 @@ TEST(Inline, Relations) {
   const Tensor mean = out_of("inline", x, {{"scale", "0"}});
   EXPECT_LT(rms_error(tokens(mean, 0, 1), tokens(mean, 20, 21)), 1e-15);
   // One key: its value, whatever q is.
-  const Inputs one = attention(1, 9);
-  EXPECT_TRUE(out_of("inline", one) == one[2].second);
+  const Tensors one = attention(1, 9);
+  EXPECT_TRUE(out_of("inline", one) == one.at("v"));
 }
 
 // softmax(eps q) - inline(eps q) shrinks with eps^2.
 TEST(Inline, IsSoftmaxToFirstOrder) {
-  const Inputs x = attention(30, 4);
+  const Tensors x = attention(30, 4);
   double last = 0;
   for (const double eps : {1e-2, 1e-3}) {
-    const Inputs small = {{"q", mapped(x[0].second, eps, 0)}, x[1], x[2]};
+    const Tensors small = with(x, "q", mapped(x.at("q"), eps, 0));
     const double error = rms_error(out_of("inline", small), out_of("softmax", small));
     if (last > 0) {
       EXPECT_NEAR(last / error, 100, 20);
@@ -72,14 +83,14 @@ TEST(Inline, IsSoftmaxToFirstOrder) {
 
 // Keys and values on an offset of 1000: the centred form loses nothing against the inputs as rounded.
 TEST(Inline, OffsetsCostNothing) {
-  Inputs wide, narrow;
+  Tensors wide, narrow;
   for (const auto& [name, tensor] : attention(256, 2)) {
     Tensor f32(Dtype::f32, tensor.sizes);
     for (int64_t i = 0; i < f32.count(); ++i) f32.set(i, tensor.get(i) + (name == "q" ? 0 : 1000));
     Tensor f64(Dtype::f64, tensor.sizes);
     for (int64_t i = 0; i < f64.count(); ++i) f64.set(i, f32.get(i));
-    narrow.emplace_back(name, f32);
-    wide.emplace_back(name, f64);
+    narrow.emplace(name, f32);
+    wide.emplace(name, f64);
   }
   for (const char* causal : {"0", "1"}) {
     const Tensor got = out_of("inline", narrow, {{"causal", causal}}), want = out_of("inline", wide, {{"causal", causal}});
@@ -88,20 +99,18 @@ TEST(Inline, OffsetsCostNothing) {
 }
 
 TEST(Inline, DecodeContinues) {
-  const Inputs x = attention(50, 3);
+  const Tensors x = attention(50, 3);
   const auto part = [&](int64_t begin, int64_t end) {
-    return Inputs{
-        {"q", tokens(x[0].second, begin, end)}, {"k", tokens(x[1].second, begin, end)}, {"v", tokens(x[2].second, begin, end)}};
+    return Tensors{
+        {"q", tokens(x.at("q"), begin, end)}, {"k", tokens(x.at("k"), begin, end)}, {"v", tokens(x.at("v"), begin, end)}};
   };
-  Results state;
-  ASSERT_TRUE(run_named("inline", part(0, 33), {{"causal", "1"}},
-                        {"out", "final_moment", "final_key", "final_value", "final_count"}, &state)
-                  .ok());
-  Inputs rest = part(33, 50);
-  rest.insert(rest.end(), {{"moment", state["final_moment"]},
-                           {"key", state["final_key"]},
-                           {"value", state["final_value"]},
-                           {"count", state["final_count"]}});
+  Tensors state = part(0, 33);
+  ASSERT_EQ(check::invoke("inline", {{"causal", "1"}}, &state), "");
+  Tensors rest = part(33, 50);
+  rest.insert({{"moment", state["final_moment"]},
+               {"key", state["final_key"]},
+               {"value", state["final_value"]},
+               {"count", state["final_count"]}});
   EXPECT_LT(rms_error(out_of("inline_decode", rest), tokens(out_of("inline", x, {{"causal", "1"}}), 33, 50)), 1e-13);
 }
 
@@ -110,15 +119,15 @@ TEST(Inline, ResidualCentreTap) {
   const Tensor x = random_tensor({2, 12, 2, 4}, 5);
   Tensor b2 = constant({2, 36}, 0);
   for (int64_t i = 4; i < 72; i += 9) b2.set(i, 0.5);
-  const Inputs inputs = {{"q", x},
-                         {"k", random_tensor({2, 12, 2, 4}, 6)},
-                         {"v", x},
-                         {"pooled", random_tensor({2, 2, 4}, 7)},
-                         {"w1", random_tensor({2, 4, 4}, 8)},
-                         {"b1", constant({2, 4}, 0)},
-                         {"w2", constant({2, 36, 4}, 0)},
-                         {"b2", b2}};
-  Tensor want = out_of("inline", {inputs[0], inputs[1], inputs[2]});
+  const Tensors inputs = {{"q", x},
+                          {"k", random_tensor({2, 12, 2, 4}, 6)},
+                          {"v", x},
+                          {"pooled", random_tensor({2, 2, 4}, 7)},
+                          {"w1", random_tensor({2, 4, 4}, 8)},
+                          {"b1", constant({2, 4}, 0)},
+                          {"w2", constant({2, 36, 4}, 0)},
+                          {"b2", b2}};
+  Tensor want = out_of("inline", inputs);
   for (int64_t i = 0; i < want.count(); ++i) want.set(i, want.get(i) + 0.5 * x.get(i));
   EXPECT_LT(rms_error(out_of("inline_residual", inputs, {{"height", "3"}, {"width", "4"}}), want), 1e-15);
   EXPECT_EQ(refusal("inline_residual", inputs, {{"height", "3"}, {"width", "5"}}),
@@ -126,12 +135,12 @@ TEST(Inline, ResidualCentreTap) {
 }
 
 TEST(Inline, Refusals) {
-  Inputs x = attention(10, 1);
-  x.emplace_back("mask", random_tensor({1, 10}, 1));
+  Tensors x = attention(10, 1);
+  x.emplace("mask", random_tensor({1, 10}, 1));
   EXPECT_EQ(refusal("inline", x), "inline: mask is f64, expected u8");
-  x.pop_back();
-  x[1].second = random_tensor({1, 9, 2, 6}, 1);
-  x[2].second = random_tensor({1, 9, 2, 5}, 1);
+  x.erase("mask");
+  x["k"] = random_tensor({1, 9, 2, 6}, 1);
+  x["v"] = random_tensor({1, 9, 2, 5}, 1);
   EXPECT_EQ(refusal("inline", x, {{"causal", "1"}}), "inline: k has 9 tokens, expected 10 (same as q) when causal");
 }
 

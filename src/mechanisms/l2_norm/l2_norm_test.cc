@@ -16,7 +16,7 @@ TEST(L2Norm, AgreesWithTheReference) {
 TEST(L2Norm, RowsHaveLengthOneAndZerosStay) {
   check::Tensors x = {{"x", check::random_tensor({1, 4, 2, 9}, 1)}};
   for (int64_t i = 0; i < 9; ++i) x["x"].set(i, 0);
-  ASSERT_EQ(check::run_named("l2_norm", {{"eps", "0"}}, &x), "");
+  ASSERT_EQ(check::invoke("l2_norm", {{"eps", "0"}}, &x), "");
   for (int64_t row = 0; row < 8; ++row) {
     double squares = 0;
     for (int64_t i = 0; i < 9; ++i) squares += x["out"].get(row * 9 + i) * x["out"].get(row * 9 + i);

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "check/check.h"
+#include "check/agreement.h"
 #include "check/tensor.h"
 #include "core/op.h"
 #include "core/tolerance.h"
@@ -30,8 +30,6 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // ---- agreement with the reference -----------------------------------------------------------------------------------------
 
-// Each line runs in every implementation of this machine and in four dtypes, with NaN in the workspace, canaries around every
-// buffer and another number of threads, which must not change a bit. (`linnet check --random` draws many more.)
 const char* const kLines[] = {
     "linear B=1 T=1 S=1 Hq=1 Hk=1 Hv=1 K=8 V=8 pass=bwd seed=2",
     "linear B=2 T=31 S=31 Hq=2 Hk=2 Hv=2 K=16 V=16 pass=bwd",
@@ -69,21 +67,7 @@ const char* const kLines[] = {
     "linear_decode B=2 T=0 Hq=2 Hk=2 Hv=2 K=8 V=8 with=compensation",
 };
 
-TEST(Linear, AgreesWithTheReference) {
-  for (const std::string line : kLines) {
-    const Op* op = find_op(line.substr(0, line.find(' ')));
-    ASSERT_NE(op, nullptr) << line;
-    for (const Impl& impl : op->impls) {
-      if (!impl.missing().empty() || impl.name == "ref") continue;
-      for (const char* dtype : {"f64", "f32", "bf16", "f16"}) {
-        check::Result result;
-        const Status status = check::run_line(line + " dtype=" + dtype + " impl=" + impl.name, &result);
-        ASSERT_TRUE(status.ok()) << line << ": " << status.message();
-        EXPECT_TRUE(result.ok()) << result.text();
-      }
-    }
-  }
-}
+TEST(Linear, AgreesWithTheReference) { check::expect_agreement({std::begin(kLines), std::end(kLines)}); }
 
 // ---- calls for the relations ------------------------------------------------------------------------------------------------
 

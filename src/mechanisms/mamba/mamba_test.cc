@@ -10,10 +10,9 @@ namespace linnet {
 namespace {
 
 using check::constant;
+using check::invoke;
 using check::random_tensor;
 using check::rms_error;
-using check::run_backward;
-using check::run_named;
 using check::Tensor;
 using check::Tensors;
 using check::tokens;
@@ -64,15 +63,15 @@ TEST(Mamba, AgreesWithTheReference) {
 TEST(Mamba, PrefillThenDecodeIsOneRun) {
   for (const std::string op : {"mamba_selective_scan", "mamba_ssd"}) {
     Tensors whole = op == "mamba_ssd" ? ssd(2, 40, 4, 6, 2, 5) : scan(2, 40, 20, 5);
-    ASSERT_EQ(run_named(op, {}, &whole), "");
+    ASSERT_EQ(invoke(op, {}, &whole), "");
     Tensors part = whole;
     for (const char* name : {"x", "dt", "B", "C", "z"}) part[name] = tokens(whole[name], 0, 33);
-    ASSERT_EQ(run_named(op, {}, &part), "");
+    ASSERT_EQ(invoke(op, {}, &part), "");
     Tensors step = whole;
     step["state"] = part["final_state"];
     for (int64_t t = 33; t < 40; ++t) {
       for (const char* name : {"x", "dt", "B", "C", "z"}) step[name] = tokens(whole[name], t, t + 1);
-      ASSERT_EQ(run_named(op + "_decode", {}, &step), "");
+      ASSERT_EQ(invoke(op + "_decode", {}, &step), "");
       EXPECT_LE(rms_error(step["out"], tokens(whole["out"], t, t + 1)), 1e-13) << op << t;
     }
     EXPECT_LE(rms_error(step["state"], whole["final_state"]), 1e-13) << op;
@@ -84,14 +83,14 @@ TEST(Mamba, SsdIsTheRecurrence) {
   Tensors s = ssd(1, 50, 2, 6, 1, 5);
   s.erase("D");
   s.erase("z");
-  ASSERT_EQ(run_named("mamba_ssd", {}, &s), "");
+  ASSERT_EQ(invoke("mamba_ssd", {}, &s), "");
   Tensors r = {{"q", s["C"]}, {"k", s["B"]}, {"v", s["x"]}, {"g", s["dt"]}};
   for (int64_t i = 0; i < s["dt"].count(); ++i) {
     const double delta = std::log1p(std::exp(s["dt"].get(i) + s["dt_bias"].get(i % 2)));
     r["g"].set(i, delta * s["A"].get(i % 2));
     for (int64_t j = 0; j < 6; ++j) r["v"].set(i * 6 + j, delta * s["x"].get(i * 6 + j));
   }
-  ASSERT_EQ(run_named("recurrence", {{"scale", "1"}}, &r), "");
+  ASSERT_EQ(invoke("recurrence", {{"scale", "1"}}, &r), "");
   EXPECT_LE(rms_error(s["out"], r["out"]), 1e-13);
   EXPECT_LE(rms_error(s["final_state"], r["final_state"]), 1e-13);
 }
@@ -99,13 +98,13 @@ TEST(Mamba, SsdIsTheRecurrence) {
 // SSD with one channel per head is S6 with one rate for all state elements of a channel.
 TEST(Mamba, SsdOfWidthOneIsTheScan) {
   Tensors s = ssd(1, 30, 4, 1, 1, 3);
-  ASSERT_EQ(run_named("mamba_ssd", {}, &s), "");
+  ASSERT_EQ(invoke("mamba_ssd", {}, &s), "");
   Tensors c = s;
   for (const char* name : {"x", "z"}) c[name].sizes = {1, 30, 4};
   for (const char* name : {"B", "C"}) c[name].sizes = {1, 30, 3};
   c["A"] = constant({4, 3}, 0);
   for (int64_t i = 0; i < 12; ++i) c["A"].set(i, s["A"].get(i / 3));
-  ASSERT_EQ(run_named("mamba_selective_scan", {}, &c), "");
+  ASSERT_EQ(invoke("mamba_selective_scan", {}, &c), "");
   Tensor out = c["out"];
   out.sizes = s["out"].sizes;
   EXPECT_LE(rms_error(out, s["out"]), 1e-13);
@@ -124,8 +123,8 @@ TEST(Mamba, SmallStepsDoNotDrift) {
     for (int64_t i = 0; i < tensor.count(); ++i) wide.set(i, tensor.get(i));
     tensor = wide;
   }
-  ASSERT_EQ(run_named("mamba_selective_scan", {}, &x), "");
-  ASSERT_EQ(run_named("mamba_selective_scan", {}, &reference, "ref"), "");
+  ASSERT_EQ(invoke("mamba_selective_scan", {}, &x), "");
+  ASSERT_EQ(invoke("mamba_selective_scan", {}, &reference, "ref"), "");
   EXPECT_LE(rms_error(x["out"], reference["out"]), rms_gate(Dtype::f32, Pass::forward, Against::reference, false, 0));
   EXPECT_LE(rms_error(x["final_state"], reference["final_state"]), kLongChunked);
 }
@@ -134,9 +133,9 @@ TEST(Mamba, ExtremeStepsStayFinite) {
   for (const double dt : {-1e4, 1e4}) {
     Tensors x = scan(1, 40, 8, 4, Dtype::f32);
     for (int64_t i = 0; i < x["dt"].count(); ++i) x["dt"].set(i, i % 3 == 0 ? dt : x["dt"].get(i));
-    ASSERT_EQ(run_named("mamba_selective_scan", {}, &x), "");
+    ASSERT_EQ(invoke("mamba_selective_scan", {}, &x), "");
     x["dout"] = random_tensor({1, 40, 8}, 9, Dtype::f32);
-    ASSERT_EQ(run_backward("mamba_selective_scan", {}, &x), "");
+    ASSERT_EQ(invoke("mamba_selective_scan", {}, &x), "");
     for (const char* name : {"out", "final_state", "dx", "ddt", "dA", "dB", "dC", "dD", "dz", "ddt_bias"}) {
       EXPECT_TRUE(finite(x[name])) << name << " " << dt;
     }
@@ -146,12 +145,12 @@ TEST(Mamba, ExtremeStepsStayFinite) {
 TEST(Mamba, Refusals) {
   Tensors x = scan(1, 4, 6, 4);
   x["C"] = random_tensor({1, 4, 1, 4}, 1);
-  EXPECT_EQ(run_named("mamba_selective_scan", {}, &x), "mamba_selective_scan: C has rank 4, expected 3 (same as B)");
+  EXPECT_EQ(invoke("mamba_selective_scan", {}, &x), "mamba_selective_scan: C has rank 4, expected 3 (same as B)");
   x = scan(1, 4, 6, 4);
   x["initial_state"] = random_tensor({1, 6, 4}, 1, Dtype::f32);
-  EXPECT_EQ(run_named("mamba_selective_scan", {}, &x), "mamba_selective_scan: initial_state is f32, expected f64");
+  EXPECT_EQ(invoke("mamba_selective_scan", {}, &x), "mamba_selective_scan: initial_state is f32, expected f64");
   Tensors s = ssd(1, 4, 4, 2, 2, 3);
-  EXPECT_EQ(run_named("mamba_ssd", {{"dt_min", "2"}, {"dt_max", "1"}}, &s).rfind("mamba_ssd: dt_max is 1", 0), 0U);
+  EXPECT_EQ(invoke("mamba_ssd", {{"dt_min", "2"}, {"dt_max", "1"}}, &s).rfind("mamba_ssd: dt_max is 1", 0), 0U);
 }
 
 }  // namespace

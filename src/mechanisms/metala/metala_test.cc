@@ -9,9 +9,9 @@ namespace linnet {
 namespace {
 
 using check::constant;
+using check::invoke;
 using check::random_tensor;
 using check::rms_error;
-using check::run_named;
 using check::Tensor;
 using check::Tensors;
 using check::tokens;
@@ -41,8 +41,8 @@ TEST(Metala, CoreIsGlaWithTiedKeys) {
   Tensors gla = core;
   gla["k"] = core["g"];
   for (int64_t i = 0; i < gla["k"].count(); ++i) gla["k"].set(i, -std::expm1(core["g"].get(i)));
-  ASSERT_EQ(run_named("metala_core", {}, &core), "");
-  ASSERT_EQ(run_named("gla", {}, &gla), "");
+  ASSERT_EQ(invoke("metala_core", {}, &core), "");
+  ASSERT_EQ(invoke("gla", {}, &gla), "");
   EXPECT_LE(rms_error(core["out"], gla["out"]), 1e-13);
 }
 
@@ -51,7 +51,7 @@ TEST(Metala, AConstantStateStays) {
                {"g", log_decays({1, 70, 2, 5}, 2)},
                {"v", constant({1, 70, 2, 3}, 1)},
                {"state", constant({1, 2, 5, 3}, 1)}};
-  ASSERT_EQ(run_named("metala_core", {}, &x), "");
+  ASSERT_EQ(invoke("metala_core", {}, &x), "");
   EXPECT_LE(rms_error(x["final_state"], x["state"]), 1e-13);
 }
 
@@ -62,7 +62,7 @@ TEST(Metala, OneRowIsReplaced) {
                {"v", random_tensor({1, 1, 1, 3}, 2)},
                {"state", random_tensor({1, 1, 4, 3}, 3)}};
   x["a"].set(0, -1e30);
-  ASSERT_EQ(run_named("metala_mixer", {}, &x), "");
+  ASSERT_EQ(invoke("metala_mixer", {}, &x), "");
   for (int64_t i = 0; i < 12; ++i) EXPECT_NEAR(x["final_state"].get(i), i < 3 ? x["v"].get(i) : x["state"].get(i), 1e-15);
 }
 
@@ -82,7 +82,7 @@ TEST(Metala, AnyMapIsReached) {
       before += p;
     }
   }
-  ASSERT_EQ(run_named("metala_core", {{"scale", "1"}}, &x), "");
+  ASSERT_EQ(invoke("metala_core", {{"scale", "1"}}, &x), "");
   for (int64_t t = 0; t < T; ++t) {
     for (int64_t j = 0; j < 4; ++j) {
       double want = 0;
@@ -97,8 +97,8 @@ TEST(Metala, WithoutWeightsTheAugmentationIsAHalf) {
       {"q", random_tensor({1, 20, 2, 4}, 1)}, {"a", random_tensor({1, 20, 2, 4}, 2)}, {"v", random_tensor({1, 20, 2, 3}, 3)}};
   Tensors none = x;
   x["w_aug"] = constant({2, 4}, 0);
-  ASSERT_EQ(run_named("metala_mixer", {}, &x), "");
-  ASSERT_EQ(run_named("metala_mixer", {{"aug", "none"}}, &none), "");
+  ASSERT_EQ(invoke("metala_mixer", {}, &x), "");
+  ASSERT_EQ(invoke("metala_mixer", {{"aug", "none"}}, &none), "");
   for (int64_t i = 0; i < x["out"].count(); ++i) EXPECT_NEAR(x["out"].get(i), none["out"].get(i) + 0.5, 1e-15);
   EXPECT_EQ(x["final_state"], none["final_state"]);
 }
@@ -108,14 +108,14 @@ TEST(Metala, PrefillThenDecodeIsOneRun) {
                    {"a", random_tensor({2, 40, 2, 5}, 2)},
                    {"v", random_tensor({2, 40, 2, 6}, 3)},
                    {"w_aug", random_tensor({2, 5}, 4)}};
-  ASSERT_EQ(run_named("metala_mixer", {}, &whole), "");
+  ASSERT_EQ(invoke("metala_mixer", {}, &whole), "");
   Tensors part = whole;
   for (const char* name : {"q", "a", "v"}) part[name] = tokens(whole[name], 0, 33);
-  ASSERT_EQ(run_named("metala_mixer", {}, &part), "");
+  ASSERT_EQ(invoke("metala_mixer", {}, &part), "");
   Tensors step = {{"w_aug", whole["w_aug"]}, {"state", part["final_state"]}};
   for (int64_t t = 33; t < 40; ++t) {
     for (const char* name : {"q", "a", "v"}) step[name] = tokens(whole[name], t, t + 1);
-    ASSERT_EQ(run_named("metala_mixer_decode", {}, &step), "");
+    ASSERT_EQ(invoke("metala_mixer_decode", {}, &step), "");
     EXPECT_LE(rms_error(step["out"], tokens(whole["out"], t, t + 1)), 1e-13) << t;
   }
   EXPECT_LE(rms_error(step["state"], whole["final_state"]), 1e-13);
@@ -124,8 +124,8 @@ TEST(Metala, PrefillThenDecodeIsOneRun) {
 TEST(Metala, Refusals) {
   Tensors x = {
       {"q", random_tensor({1, 4, 2, 4}, 1)}, {"a", random_tensor({1, 4, 2, 4}, 2)}, {"v", random_tensor({1, 4, 2, 3}, 3)}};
-  EXPECT_EQ(run_named("metala_mixer", {{"tau", "0"}}, &x), "metala_mixer: tau is 0.000000, expected a positive number");
-  EXPECT_EQ(run_named("metala_mixer", {{"floor", "0"}}, &x), "metala_mixer: floor is 0.000000, expected a negative number");
+  EXPECT_EQ(invoke("metala_mixer", {{"tau", "0"}}, &x), "metala_mixer: tau is 0.000000, expected a positive number");
+  EXPECT_EQ(invoke("metala_mixer", {{"floor", "0"}}, &x), "metala_mixer: floor is 0.000000, expected a negative number");
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 namespace linnet {
 namespace {
 
+using check::invoke;
 using check::random_tensor;
-using check::run_named;
 using check::Tensors;
 
 TEST(RmsNormGated, AgreesWithTheReference) {
@@ -22,15 +22,15 @@ TEST(RmsNormGated, AgreesWithTheReference) {
 TEST(RmsNormGated, OrderMattersOnlyWithAGate) {
   Tensors x = {{"x", random_tensor({1, 5, 2, 6}, 1)}, {"weight", random_tensor({6}, 2)}};
   Tensors y = x;
-  ASSERT_EQ(run_named("rms_norm_gated", {}, &x), "");
-  ASSERT_EQ(run_named("rms_norm_gated", {{"norm_before_gate", "1"}}, &y), "");
+  ASSERT_EQ(invoke("rms_norm_gated", {}, &x), "");
+  ASSERT_EQ(invoke("rms_norm_gated", {{"norm_before_gate", "1"}}, &y), "");
   EXPECT_EQ(x["out"], y["out"]);
   // A gate of one factor per row disappears in the norm when it comes first (eps = 0).
   Tensors z = x;
   z["z"] = check::constant({1, 5, 2, 6}, 3);
   Tensors plain = x;
-  ASSERT_EQ(run_named("rms_norm_gated", {{"eps", "0"}}, &z), "");
-  ASSERT_EQ(run_named("rms_norm_gated", {{"eps", "0"}}, &plain), "");
+  ASSERT_EQ(invoke("rms_norm_gated", {{"eps", "0"}}, &z), "");
+  ASSERT_EQ(invoke("rms_norm_gated", {{"eps", "0"}}, &plain), "");
   EXPECT_LE(check::rms_error(z["out"], plain["out"]), 1e-14);
 }
 

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "check/check.h"
+#include "check/agreement.h"
 #include "core/half.h"
 #include "core/op.h"
 #include "core/tolerance.h"
@@ -27,7 +27,6 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // ---- agreement with the reference -------------------------------------------------------------------------------------------
 
-// Each line runs in every implementation of this machine and in four dtypes. (`linnet check --random` draws many more.)
 const char* const kLines[] = {
     "softmax B=1 Tq=1 Tk=1 H=1 Hkv=1 K=8 V=8 pass=bwd seed=2",
     "softmax B=1 Tq=5 Tk=2 H=1 Hkv=1 K=8 V=8 causal=1 pass=bwd",
@@ -74,21 +73,7 @@ const char* const kLines[] = {
     "softmax_merge P=1 B=1 T=1 H=1 V=1 pass=bwd",
 };
 
-TEST(Softmax, AgreesWithTheReference) {
-  for (const std::string line : kLines) {
-    const Op* op = find_op(line.substr(0, line.find(' ')));
-    ASSERT_NE(op, nullptr) << line;
-    for (const Impl& impl : op->impls) {
-      if (!impl.missing().empty() || (impl.name == "ref" && op->impls.size() > 1)) continue;
-      for (const char* dtype : {"f64", "f32", "bf16", "f16"}) {
-        check::Result result;
-        const Status status = check::run_line(line + " dtype=" + dtype + " impl=" + impl.name, &result);
-        ASSERT_TRUE(status.ok()) << line << ": " << status.message();
-        EXPECT_TRUE(result.ok()) << result.text();
-      }
-    }
-  }
-}
+TEST(Softmax, AgreesWithTheReference) { check::expect_agreement({std::begin(kLines), std::end(kLines)}); }
 
 // ---- calls on doubles and floats, for the relations -------------------------------------------------------------------------
 

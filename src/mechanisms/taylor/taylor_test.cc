@@ -1,19 +1,29 @@
 // taylor: agreement with the reference, the relations of its page, decode, refusals.
 #include "taylor.h"
 
-#include "mechanisms/features/named_call.h"
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "check/agreement.h"
+#include "check/named.h"
 
 namespace linnet {
 namespace {
 
 using check::constant;
+using check::mapped;
+using check::out_of;
 using check::random_tensor;
+using check::refusal;
 using check::rms_error;
 using check::Tensor;
+using check::Tensors;
 using check::tokens;
+using check::with;
 
 TEST(Taylor, AgreesWithTheReference) {
-  expect_agreement({
+  check::expect_agreement({
       "taylor_exact B=2 T=0 S=0 H=2 K=4 V=4 pass=bwd",
       "taylor_exact B=1 T=1 S=1 H=1 K=1 V=3 causal=1 pass=bwd",
       "taylor_exact B=2 T=33 S=33 H=2 K=16 V=17 causal=1 with=key_mask values=garbage pass=bwd",
@@ -27,20 +37,20 @@ TEST(Taylor, AgreesWithTheReference) {
   });
 }
 
-Inputs attention(int64_t T, int64_t K, uint64_t seed) {
+Tensors attention(int64_t T, int64_t K, uint64_t seed) {
   return {{"q", random_tensor({1, T, 2, K}, seed)},
           {"k", random_tensor({1, T, 2, K}, seed + 1)},
           {"v", random_tensor({1, T, 2, 5}, seed + 2)}};
 }
-Inputs with_scalars(Inputs x, double alpha, double beta, double gamma) {
-  x.insert(x.end(), {{"alpha", constant({}, alpha)}, {"beta", constant({}, beta)}, {"gamma", constant({}, gamma)}});
+Tensors with_scalars(Tensors x, double alpha, double beta, double gamma) {
+  x.insert({{"alpha", constant({}, alpha)}, {"beta", constant({}, beta)}, {"gamma", constant({}, gamma)}});
   return x;
 }
 
 // o_i = sum_j w_ij v_j / sum_j w_ij, pair by pair.
 TEST(Taylor, ExactIsThePolynomial) {
-  const Inputs x = attention(20, 4, 1);
-  const Tensor &q = x[0].second, &k = x[1].second, &v = x[2].second;
+  const Tensors x = attention(20, 4, 1);
+  const Tensor &q = x.at("q"), &k = x.at("k"), &v = x.at("v");
   for (const bool causal : {false, true}) {
     Tensor want(Dtype::f64, {1, 20, 2, 5});
     for (int64_t h = 0; h < 2; ++h) {
@@ -62,7 +72,7 @@ TEST(Taylor, ExactIsThePolynomial) {
 
 // The difference to softmax is of third order in the logits.
 TEST(Taylor, TendsToSoftmax) {
-  const Inputs x = attention(30, 8, 2);
+  const Tensors x = attention(30, 8, 2);
   double last = 0;
   for (const char* scale : {"0.02", "0.01"}) {
     const double error =
@@ -75,40 +85,39 @@ TEST(Taylor, TendsToSoftmax) {
 }
 
 TEST(Taylor, CompactRelations) {
-  const Inputs x = attention(30, 6, 3);
+  const Tensors x = attention(30, 6, 3);
   // Signs of q do not matter, nor, as released, does its length.
-  const Inputs flipped = {{"q", mapped(x[0].second, -1, 0)}, x[1], x[2]},
-               longer = {{"q", mapped(x[0].second, 7, 0)}, x[1], x[2]};
+  const Tensors flipped = with(x, "q", mapped(x.at("q"), -1, 0)), longer = with(x, "q", mapped(x.at("q"), 7, 0));
   EXPECT_TRUE(out_of("taylor_compact", with_scalars(flipped, 1, 0, 1)) == out_of("taylor_compact", with_scalars(x, 1, 0, 1)));
-  Inputs a = x, b = longer;
-  a.emplace_back("const", constant({}, 1));
-  b.emplace_back("const", constant({}, 1));
+  Tensors a = x, b = longer;
+  a.emplace("const", constant({}, 1));
+  b.emplace("const", constant({}, 1));
   EXPECT_LT(rms_error(out_of("taylor_compact_l2", b), out_of("taylor_compact_l2", a)), 1e-14);
   // One channel, alpha = beta = gamma = 1: the exact weights.
-  const Inputs narrow = attention(20, 1, 4);
+  const Tensors narrow = attention(20, 1, 4);
   EXPECT_LT(rms_error(out_of("taylor_compact", with_scalars(narrow, 1, 1, 1)), out_of("taylor_exact", narrow)), 1e-13);
   // Constant values come back.
-  const Inputs same = {x[0], x[1], {"v", constant({1, 30, 2, 5}, 2)}};
-  EXPECT_LT(rms_error(out_of("taylor_exact", same), same[2].second), 1e-12);
+  const Tensors same = with(x, "v", constant({1, 30, 2, 5}, 2));
+  EXPECT_LT(rms_error(out_of("taylor_exact", same), same.at("v")), 1e-12);
 }
 
 TEST(Taylor, DecodeContinues) {
-  const Inputs x = attention(40, 5, 5);
+  const Tensors x = attention(40, 5, 5);
   const auto part = [&](int64_t begin, int64_t end) {
-    return Inputs{
-        {"q", tokens(x[0].second, begin, end)}, {"k", tokens(x[1].second, begin, end)}, {"v", tokens(x[2].second, begin, end)}};
+    return Tensors{
+        {"q", tokens(x.at("q"), begin, end)}, {"k", tokens(x.at("k"), begin, end)}, {"v", tokens(x.at("v"), begin, end)}};
   };
-  Results state;
-  ASSERT_TRUE(run_named("taylor_exact", part(0, 33), {{"causal", "1"}}, {"out", "final_state", "final_z"}, &state).ok());
-  Inputs rest = part(33, 40);
-  rest.insert(rest.end(), {{"state", state["final_state"]}, {"z", state["final_z"]}});
+  Tensors state = part(0, 33);
+  ASSERT_EQ(check::invoke("taylor_exact", {{"causal", "1"}}, &state), "");
+  Tensors rest = part(33, 40);
+  rest.insert({{"state", state["final_state"]}, {"z", state["final_z"]}});
   EXPECT_LT(rms_error(out_of("taylor_decode", rest), tokens(out_of("taylor_exact", x, {{"causal", "1"}}), 33, 40)), 1e-12);
 }
 
 TEST(Taylor, Refusals) {
-  Inputs x = attention(10, 4, 1);
+  Tensors x = attention(10, 4, 1);
   EXPECT_EQ(refusal("taylor_exact", x, {{"scale", "-1"}}), "taylor_exact: scale is -1, expected at least 0");
-  x.insert(x.end(), {{"state", random_tensor({1, 2, 10, 5}, 1)}, {"z", random_tensor({1, 2, 10}, 1)}});
+  x.insert({{"state", random_tensor({1, 2, 10, 5}, 1)}, {"z", random_tensor({1, 2, 10}, 1)}});
   EXPECT_EQ(refusal("taylor_decode", x, {{"mode", "compact"}}), "taylor_decode: alpha is missing; mode compact needs it");
 }
 
