@@ -313,9 +313,69 @@ struct Backward {
   }
 };
 
+// Triples that lie side by side, three vectors of them, as one vector for each place: flat[3 l + j] is place j of lane l.
+template <class T>
+struct Triples {
+  using X = Vec<T>;
+  using V = typename X::V;
+  using I = typename X::I;
+  static constexpr int W = X::W;
+  V place[3];
+
+  LINNET_INLINE static Triples split(V a, V b, V c) {
+    Triples r;
+#pragma GCC unroll 3
+    for (int j = 0; j < 3; ++j) {
+      I first, second;
+#pragma GCC unroll 16
+      for (int l = 0; l < W; ++l) {
+        const int at = 3 * l + j;
+        first[l] = at < 2 * W ? at : 0;
+        second[l] = at < 2 * W ? l : at - W;
+      }
+      r.place[j] = __builtin_shuffle(__builtin_shuffle(a, b, first), c, second);
+    }
+    return r;
+  }
+  // vector v of the three
+  LINNET_INLINE V joined(int v) const {
+    I first, second;
+#pragma GCC unroll 16
+    for (int l = 0; l < W; ++l) {
+      const int at = v * W + l, lane = at / 3;
+      first[l] = at % 3 == 0 ? lane : W + lane;
+      second[l] = at % 3 < 2 ? l : W + lane;
+    }
+    return __builtin_shuffle(__builtin_shuffle(place[0], place[1], first), place[2], second);
+  }
+};
+
 template <class T, class E>
 struct Decode {
-  static constexpr int kSteps = 16;  // tokens at a time; the state moves on between
+  static constexpr int kSteps = 16;        // tokens at a time; the state moves on between
+  static constexpr int64_t kAlone = 8192;  // elements: 4 us of one core
+  using X = Vec<T>;
+  using V = typename X::V;
+  // One token of four taps: the state's three inputs of each channel read and written where they lie.
+  static void four_taps(const CausalConvDecodeArgs& args, const Tile<T>& r, int64_t b, E* out) {
+    const E* x = args.x.at<const E>(b, 0, r.c0);
+    E* state = args.state.at<E>(b, r.c0, 0);
+    for (int c = 0; c < r.cols; c += X::W, state += 3 * X::W) {
+      const int lanes = r.cols - c, left = 3 * lanes;
+      const V now = X::load(x + c, lanes);
+      Triples<T> s = Triples<T>::split(X::load(state, left), X::load(state + X::W, left - X::W),
+                                       X::load(state + 2 * X::W, left - 2 * X::W));
+      V y = X::load(r.bias + c);
+#pragma GCC unroll 3
+      for (int j = 0; j < 3; ++j) y = fma(X::load(r.taps + j * r.ld + c), s.place[j], y);
+      y = fma(X::load(r.taps + 3 * r.ld + c), now, y);
+      if (args.activation == ConvActivation::silu) y = y * sigmoid(y);
+      X::store(out + c, y, lanes);
+      s = {s.place[1], s.place[2], now};
+#pragma GCC unroll 3
+      for (int v = 0; v < 3; ++v) X::store(state + v * X::W, s.joined(v), left - v * X::W);
+    }
+  }
   static int64_t worker_bytes(int W) {
     Arena arena;
     Tile<T>::cut(arena, W, kSteps);
@@ -326,6 +386,19 @@ struct Decode {
     const int W = static_cast<int>(args.weight.size[1]);
     const int64_t bytes = worker_bytes(W);
     if (tokens == 0) return;
+    if (tokens == 1 && W == 4 && args.state.stride[1] == 3) {
+      // Columns by columns, all batch rows: the taps are transposed once. Few channels are not worth a second thread.
+      const int64_t tasks = B * D <= kAlone ? 1 : columns;
+      parallel_near(launch, tasks, [&](int64_t task, int worker) {
+        Arena arena(launch.workspace + worker * bytes);
+        Tile<T> r = Tile<T>::cut(arena, W, kSteps);
+        for (int64_t column = task; column < columns; column += tasks) {
+          r.begin(args, column * kChannels, D);
+          for (int64_t b = 0; b < B; ++b) four_taps(args, r, b, out.out.at<E>(b, 0, r.c0));
+        }
+      });
+      return;
+    }
     parallel(launch, B * columns, [&](int64_t task, int worker) {
       Arena arena(launch.workspace + worker * bytes);
       Tile<T> r = Tile<T>::cut(arena, W, kSteps);

@@ -168,6 +168,7 @@ void h3_scan(const H3Tables<T>& tables, int64_t Mp, T* state, T* rows, int first
 }
 
 // y[t] = sum_l taps[l] x[t - l] for t in [0, count), count a multiple of 64; x has R - 1 numbers before it. kAhead: x[t + l].
+// Sixteen taps at a time: keys that repeat make every y round alike, and short sums round less.
 template <class T, bool kAhead>
 void h3_filter(const T* x, const T* taps, int64_t R, int count, T* y) {
   using X = Vec<T>;
@@ -175,10 +176,16 @@ void h3_filter(const T* x, const T* taps, int64_t R, int count, T* y) {
   for (int t = 0; t < count; t += N * X::W) {
     typename X::V total[N] = {};
     const T* from = x + t;
-    for (int64_t l = 0; l < R; ++l, from += kAhead ? 1 : -1) {
-      const typename X::V tap = X::broadcast(taps[l]);
+    for (int64_t l = 0; l < R;) {
+      const int64_t end = l + 16 < R ? l + 16 : R;
+      typename X::V part[N] = {};
+      for (; l < end; ++l, from += kAhead ? 1 : -1) {
+        const typename X::V tap = X::broadcast(taps[l]);
 #pragma GCC unroll 4
-      for (int v = 0; v < N; ++v) total[v] = fma(tap, X::load(from + v * X::W), total[v]);
+        for (int v = 0; v < N; ++v) part[v] = fma(tap, X::load(from + v * X::W), part[v]);
+      }
+#pragma GCC unroll 4
+      for (int v = 0; v < N; ++v) total[v] += part[v];
     }
 #pragma GCC unroll 4
     for (int v = 0; v < N; ++v) X::store(y + t + v * X::W, total[v]);

@@ -165,7 +165,11 @@ void advance_part(const Window<T>& w, const H3Tables<T>& tables, const double* a
 template <class T>
 LINNET_INLINE void states_of(const Window<T>& w, const H3Tables<T>& tables, int chunks, T* state, T* inc) {
   const int width = static_cast<int>(2 * w.Mp);
-  gemm<T>(chunks, width, n, as_is(w.u, n), tables.win, width, inc, width, Store{});
+  constexpr int kDepth = 16;  // short sums round less; equal tokens round alike
+  gemm<T>(chunks, width, kDepth, as_is(w.u, n), tables.win, width, inc, width, Store{});
+  for (int k = kDepth; k < n; k += kDepth) {
+    gemm<T>(chunks, width, kDepth, as_is(w.u + k, n), tables.win + k * width, width, inc, width, Add{});
+  }
   h3_scan(tables, w.Mp, state, inc, 0, chunks, 1);
 }
 template <class T>

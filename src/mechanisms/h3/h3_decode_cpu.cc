@@ -1,6 +1,10 @@
-// One step of H3: both states read and written once, where they lie. The diagonal state keeps its pairs (re, im) side by side:
-// the complex product is one multiply-add with the neighbours exchanged. a is held in two numbers of T, so that the state does
-// not drift (h3.md). The parameters are discretised in every call, in double, once for all batch rows.
+// One step of H3: both states read and written once, where they lie, the arithmetic in double. The read is a difference of
+// products and shows every rounding of its factors, and a step that rounds a drifts (h3.md); in double neither does, at the
+// price of two half vectors. The diagonal state keeps its pairs (re, im) side by side: the complex product is one multiply-add
+// with the neighbours exchanged.
+//
+// A task is a few heads: each head is discretised once for all batch rows, and two rows share the loads of its tables. Several
+// tokens in one call carry the states in double and round them once.
 #include "h3_ssm.h"
 #include "simd/math.h"
 #include "simd/task.h"
@@ -8,140 +12,78 @@
 namespace linnet::LINNET_ISA {
 namespace {
 
+using D = Vec<double>;
+constexpr int kAhead = 6;  // batch rows fetched in advance
+
 #if defined(LINNET_ISA_avx512)
-LINNET_INLINE vf swap_pairs(vf v) {
-  return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-}
 LINNET_INLINE vd swap_pairs(vd v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6); }
+LINNET_INLINE vd zip_low(vd a, vd b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+LINNET_INLINE vd zip_high(vd a, vd b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
 #elif defined(LINNET_ISA_avx2)
-LINNET_INLINE vf swap_pairs(vf v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6); }
 LINNET_INLINE vd swap_pairs(vd v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2); }
+LINNET_INLINE vd zip_low(vd a, vd b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+LINNET_INLINE vd zip_high(vd a, vd b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
 #else
-LINNET_INLINE vf swap_pairs(vf v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2); }
 LINNET_INLINE vd swap_pairs(vd v) { return __builtin_shufflevector(v, v, 1, 0); }
+LINNET_INLINE vd zip_low(vd a, vd b) { return __builtin_shufflevector(a, b, 0, 2); }
+LINNET_INLINE vd zip_high(vd a, vd b) { return __builtin_shufflevector(a, b, 1, 3); }
 #endif
 
-constexpr int64_t kHeads = 16;
-
-// The discrete parameters of one head, for pairs side by side: X' = high X + (cross swap(X) + (low X + (low_cross swap(X) + bd
-// kv))).
-template <class T>
-struct Table {
-  T *high, *cross, *low, *low_cross, *bd, *c;  // [ld]
-  static Table at(T* base, int64_t ld) { return {base, base + ld, base + 2 * ld, base + 3 * ld, base + 4 * ld, base + 5 * ld}; }
-  void set(int64_t m, double ar, double ai, double br, double bi, double cr, double ci) const {
-    const T hr = static_cast<T>(ar), hi = static_cast<T>(ai);
-    const T lr = static_cast<T>(ar - static_cast<double>(hr)), li = static_cast<T>(ai - static_cast<double>(hi));
-    high[2 * m] = high[2 * m + 1] = hr;
-    cross[2 * m] = -hi, cross[2 * m + 1] = hi;
-    low[2 * m] = low[2 * m + 1] = lr;
-    low_cross[2 * m] = -li, low_cross[2 * m + 1] = li;
-    bd[2 * m] = static_cast<T>(br), bd[2 * m + 1] = static_cast<T>(bi);
-    c[2 * m] = static_cast<T>(2 * cr), c[2 * m + 1] = static_cast<T>(-2 * ci);
-  }
-  void clear(int64_t ld) const {
-    for (int64_t i = 0; i < 6 * ld; ++i) high[i] = 0;
-  }
-};
-
-// rows: [M] in double
-template <class T>
-void discretise(const H3DecodeArgs& args, int64_t h, int64_t M, int64_t ld, double* rows, const Table<T>& table) {
-  using D = Vec<double>;
-  table.clear(ld);
-  if (args.disc == H3Disc::zoh) {
-    for (int64_t m = 0; m < M; ++m) {
-      const H3Pair p = h3_pair(args, h, m);
-      table.set(m, p.a.re, p.a.im, p.bd.re, p.bd.im, p.c.re, p.c.im);
+// The first n lanes from and to memory of S, in double.
+template <class S>
+LINNET_INLINE vd load_wide(const S* p, int64_t n) {
+  if constexpr (sizeof(S) == 8) {
+    return D::load(p, static_cast<int>(n));
+  } else {
+    typedef float half __attribute__((vector_size(kVectorBytes / 2)));
+    half v = {};
+    if (n >= D::W) {
+      __builtin_memcpy(&v, p, sizeof v);
+    } else {
+      for (int64_t i = 0; i < n; ++i) v[i] = p[i];
     }
-    return;
+    return __builtin_convertvector(v, vd);
   }
-  for (int64_t m = 0; m < M; ++m) rows[m] = element(args.log_neg_re, h, m);
-  for (int64_t m = 0; m < M; m += D::W) D::store(rows + m, -exp(D::load(rows + m, static_cast<int>(M - m))));
-  const double dt = __builtin_exp(element(args.log_dt, h));
-  for (int64_t m = 0; m < M; ++m) {
-    const double zr = 0.5 * dt * rows[m], zi = 0.5 * dt * element(args.imag, h, m);  // z / 2
-    const double br = dt * element(args.b, h, m, 0), bi = dt * element(args.b, h, m, 1);
-    const double inverse = 1 / ((1 - zr) * (1 - zr) + zi * zi);  // 1 / (1 - z/2) = (1 - zr + i zi) inverse
-    table.set(m, ((1 + zr) * (1 - zr) - zi * zi) * inverse, 2 * zi * inverse, (br * (1 - zr) - bi * zi) * inverse,
-              (bi * (1 - zr) + br * zi) * inverse, element(args.c, h, m, 0), element(args.c, h, m, 1));
+}
+template <class S>
+LINNET_INLINE void store_wide(S* p, vd x, int64_t n) {
+  if constexpr (sizeof(S) == 8) {
+    D::store(p, x, static_cast<int>(n));
+  } else {
+    typedef float half __attribute__((vector_size(kVectorBytes / 2)));
+    const half v = __builtin_convertvector(x, half);
+    if (n >= D::W) {
+      __builtin_memcpy(p, &v, sizeof v);
+    } else {
+      for (int64_t i = 0; i < n; ++i) p[i] = v[i];
+    }
   }
 }
 
-template <class T, class E>
-LINNET_INLINE typename Vec<T>::V load_parameters(const View& view, int64_t c, int64_t i, int lanes) {
-  if (view.dtype != (sizeof(T) == 8 ? Dtype::f64 : Dtype::f32)) return Vec<T>::load(view.at<const E>(c, i), lanes);
-  return Vec<T>::load(view.at<const T>(c, i), lanes);
-}
-
-template <class T>
-struct Scratch {
-  T *before, *pairs;  // [R + 1, padded], [ld]
-  double *kbar, *y;   // [P]
-  static Scratch cut(Arena& arena, int64_t R, int64_t P, int64_t ld) {
-    return {arena.take<T>(round_up<T>(R + 1) + Vec<T>::W), arena.take<T>(ld), arena.take<double>(P), arena.take<double>(P)};
+// The discrete parameters of one head, for pairs side by side: X' = same X + (cross swap(X) + bd kv), read c X'.
+struct Table {
+  double *same, *cross, *bd, *c;  // [ld]
+  double *sb, *sc;                // [P, ldr]
+  double *sd, d;                  // [P]
+  LINNET_INLINE static Table cut(Arena& arena, int64_t P, int64_t ld, int64_t ldr) {
+    return {arena.take<double>(ld),      arena.take<double>(ld),      arena.take<double>(ld), arena.take<double>(ld),
+            arena.take<double>(P * ldr), arena.take<double>(P * ldr), arena.take<double>(P),  0};
+  }
+  LINNET_INLINE void set(int64_t m, vd ar, vd ai, vd br, vd bi, vd cr, vd ci) const {
+    const auto put = [&](double* to, vd a, vd b) {
+      D::store(to + 2 * m, zip_low(a, b));
+      D::store(to + 2 * m + D::W, zip_high(a, b));
+    };
+    put(same, ar, ar);
+    put(cross, -ai, ai);
+    put(bd, br, bi);
+    put(c, 2.0 * cr, -2.0 * ci);
   }
 };
 
-// A sum of products kept in two numbers: the read of H3 is a difference of products, and shows every rounding of its factors.
-template <class T>
-struct Sum {
-  using X = Vec<T>;
-  using V = typename X::V;
-  V high = X::zero(), low = X::zero();
-  LINNET_INLINE void add(V a, V b) {
-    const V product = a * b, next = high + product, part = next - high;
-    low = low + (fma(a, b, -product) + ((high - (next - part)) + (product - part)));
-    high = next;
-  }
-  LINNET_INLINE double total() const {
-    double result = 0;
-    for (int i = 0; i < X::W; ++i) result += static_cast<double>(high[i]) + static_cast<double>(low[i]);
-    return result;
-  }
-};
-
-// x moves on by one token in place; returns kbar.
-template <class T, class E>
-double shift(const H3DecodeArgs& args, const Scratch<T>& r, int64_t b, int64_t c, int64_t R, T k) {
-  using X = Vec<T>;
-  T* x = args.state_shift.at<T>(b, c, 0);
-  r.before[0] = 0;
-  for (int64_t i = 0; i < R; i += X::W) X::store(r.before + 1 + i, X::load(x + i, static_cast<int>(R - i)));
-  Sum<T> total;
-  for (int64_t i = 0; i < R; i += X::W) {
-    const int lanes = static_cast<int>(R - i);
-    const typename X::V next = fma(load_parameters<T, E>(args.sb, c, i, lanes), X::broadcast(k), X::load(r.before + i, lanes));
-    X::store(x + i, next, lanes);
-    total.add(load_parameters<T, E>(args.sc, c, i, lanes), next);
-  }
-  const double skip = load_f64(args.sd.data, args.sd.dtype, c * args.sd.stride[0]);
-  return total.total() + skip * static_cast<double>(k);
-}
-
-// X moves on by one token; returns 2 Re(c X).
-template <class T>
-LINNET_INLINE double diagonal(const Table<T>& table, int64_t width, T kv, T* pairs) {
-  using X = Vec<T>;
-  using V = typename X::V;
-  Sum<T> total;
-  const V input = X::broadcast(kv);
-  for (int64_t i = 0; i < width; i += X::W) {
-    const int lanes = static_cast<int>(width - i);
-    const V x = X::load(pairs + i, lanes), other = swap_pairs(x);
-    V next = fma(X::load(table.low_cross + i), other, X::load(table.bd + i) * input);
-    next = fma(X::load(table.cross + i), other, fma(X::load(table.low + i), x, next));
-    next = fma(X::load(table.high + i), x, next);
-    X::store(pairs + i, next, lanes);
-    total.add(X::load(table.c + i), next);
-  }
-  return total.total();
-}
-
-template <class T, class E>
-struct Decode {
-  int64_t B, tokens, C, H, P, R, M, ld;
-  explicit Decode(const H3DecodeArgs& args)
+struct Sizes {
+  int64_t B, tokens, C, H, P, R, M, ld, ldr, heads;
+  explicit Sizes(const H3DecodeArgs& args)
       : B(args.q.size[0]),
         tokens(args.q.size[1]),
         C(args.q.size[2]),
@@ -149,83 +91,236 @@ struct Decode {
         P(H == 0 ? 0 : C / H),
         R(args.sb.size[1]),
         M(args.imag.size[1]),
-        ld(round_up<T>(2 * M)) {}
+        ld(2 * round_up<double>(M)),
+        ldr(round_up<double>(R)),
+        heads(H >= 512  ? 16
+              : H >= 64 ? 4
+                        : 1) {}
+  int64_t tasks() const { return P == 0 ? 0 : (H + heads - 1) / heads; }
+};
+
+// 1 / (1 - z/2) = (1 - z/2)* / |1 - z/2|^2. rows: [6, ld / 2] in double
+void discretise(const H3DecodeArgs& args, int64_t h, const Sizes& s, double* rows, const Table& table) {
+  const int64_t ldm = s.ld / 2;
+  double *re = rows, *im = rows + ldm, *br = rows + 2 * ldm, *bi = rows + 3 * ldm, *cr = rows + 4 * ldm, *ci = rows + 5 * ldm;
+  for (int64_t m = 0; m < ldm; ++m) re[m] = im[m] = br[m] = bi[m] = cr[m] = ci[m] = 0;
+  for (int64_t m = 0; m < s.M; ++m) {
+    cr[m] = element(args.c, h, m, 0), ci[m] = element(args.c, h, m, 1);
+    if (args.disc == H3Disc::zoh) {
+      const H3Pair p = h3_pair(args, h, m);
+      re[m] = p.a.re, im[m] = p.a.im, br[m] = p.bd.re, bi[m] = p.bd.im;
+    } else {
+      re[m] = element(args.log_neg_re, h, m), im[m] = element(args.imag, h, m);
+      br[m] = element(args.b, h, m, 0), bi[m] = element(args.b, h, m, 1);
+    }
+  }
+  const vd dt = D::broadcast(__builtin_exp(element(args.log_dt, h))), one = D::broadcast(1), half = 0.5 * dt;
+  for (int64_t m = 0; m < ldm; m += D::W) {
+    vd ar = D::load(re + m), ai = D::load(im + m), bdr = D::load(br + m), bdi = D::load(bi + m);
+    if (args.disc == H3Disc::bilinear) {
+      const vd zr = -half * exp(ar), zi = half * ai, below = one - zr;  // z / 2
+      const vd inverse = one / fma(below, below, zi * zi), x = dt * bdr, y = dt * bdi;
+      ar = fma(one + zr, below, -(zi * zi)) * inverse;
+      ai = 2.0 * zi * inverse;
+      bdr = fma(x, below, -(y * zi)) * inverse;
+      bdi = fma(y, below, x * zi) * inverse;
+    }
+    table.set(m, ar, ai, bdr, bdi, D::load(cr + m), D::load(ci + m));
+  }
+  for (int64_t m = s.M; m < ldm; ++m) {  // log_neg_re 0 is no pair
+    for (int64_t i = 2 * m; i < 2 * m + 2; ++i) table.same[i] = table.cross[i] = table.bd[i] = table.c[i] = 0;
+  }
+}
+Table head_table(const H3DecodeArgs& args, int64_t h, const Sizes& s, double* rows, Table table) {
+  discretise(args, h, s, rows, table);
+  table.d = element(args.d, h);
+  const auto filter = [&](const View& view, int64_t c, double* to) {
+    if (view.dtype == Dtype::f32) {
+      for (int64_t i = 0; i < s.R; i += D::W) D::store(to + i, load_wide(view.at<const float>(c, i), s.R - i));
+    } else {
+      for (int64_t i = 0; i < s.ldr; ++i) to[i] = i < s.R ? element(view, c, i) : 0;
+    }
+  };
+  for (int64_t p = 0; p < s.P; ++p) {
+    filter(args.sb, h * s.P + p, table.sb + p * s.ldr);
+    filter(args.sc, h * s.P + p, table.sc + p * s.ldr);
+    table.sd[p] = element(args.sd, h * s.P + p);
+  }
+  return table;
+}
+
+// x moves on by one token in place, from its end, so that nothing is read after it was written; returns sc . x.
+template <class S>
+LINNET_INLINE double shift(const double* sb, const double* sc, int64_t R, double k, S* x) {
+  const vd key = D::broadcast(k);
+  vd total = D::zero();
+  int64_t i = (R - 1) / D::W * D::W;
+  for (; i > 0; i -= D::W) {
+    const vd next = fma(D::load(sb + i), key, load_wide(x + i - 1, R - i));
+    store_wide(x + i, next, R - i);
+    total = fma(D::load(sc + i), next, total);
+  }
+  double first[D::W + 1] = {};
+  D::store(first + 1, load_wide(x, R));
+  const vd next = fma(D::load(sb), key, D::load(first));
+  store_wide(x, next, R);
+  return sum(fma(D::load(sc), next, total));
+}
+
+// X of N rows moves on by one token; read = 2 Re(c X).
+template <int N, class S>
+LINNET_INLINE void diagonal(const Table& table, int64_t width, const double* kv, S* const* pairs, double* read) {
+  vd total[N] = {}, input[N];
+#pragma GCC unroll 2
+  for (int j = 0; j < N; ++j) input[j] = D::broadcast(kv[j]);
+  const auto step = [&](int64_t i, int64_t lanes) {
+    const vd same = D::load(table.same + i), cross = D::load(table.cross + i), bd = D::load(table.bd + i);
+    const vd c = D::load(table.c + i);
+#pragma GCC unroll 2
+    for (int j = 0; j < N; ++j) {
+      const vd x = load_wide(pairs[j] + i, lanes), next = fma(same, x, fma(cross, swap_pairs(x), bd * input[j]));
+      store_wide(pairs[j] + i, next, lanes);
+      total[j] = fma(c, next, total[j]);
+    }
+  };
+  int64_t i = 0;
+  for (; i + D::W <= width; i += D::W) step(i, D::W);
+  if (i < width) step(i, width - i);
+#pragma GCC unroll 2
+  for (int j = 0; j < N; ++j) read[j] = sum(total[j]);
+}
+
+// One token of N batch rows of a head: x[j] [P, ldx], X[j] [P, P, ldX].
+template <int N, class S, class E>
+LINNET_INLINE void token(const H3DecodeArgs& args, const View& out, const Sizes& s, const Table& table, int64_t b, int64_t t,
+                         int64_t h, double* kbar, double* y, S* const* x, const int64_t* ldx, S* const* X, const int64_t* ldX) {
+#pragma GCC unroll 2
+  for (int j = 0; j < N; ++j) {
+    for (int64_t p = 0; p < s.P; ++p) {
+      const double k = to_f64(*args.k.at<const E>(b + j, t, h * s.P + p));
+      kbar[p * N + j] = table.sd[p] * k + shift(table.sb + p * s.ldr, table.sc + p * s.ldr, s.R, k, x[j] + p * ldx[0]);
+      y[p * N + j] = 0;
+    }
+  }
+  for (int64_t p = 0; p < s.P; ++p) {
+    for (int64_t r = 0; r < s.P; ++r) {
+      double kv[N], read[N];
+      S* pairs[N];
+#pragma GCC unroll 2
+      for (int j = 0; j < N; ++j) {
+        kv[j] = kbar[p * N + j] * to_f64(*args.v.at<const E>(b + j, t, h * s.P + r));
+        pairs[j] = X[j] + p * ldX[0] + r * ldX[1];
+      }
+      diagonal<N>(table, 2 * s.M, kv, pairs, read);
+#pragma GCC unroll 2
+      for (int j = 0; j < N; ++j) {
+        y[r * N + j] += to_f64(*args.q.at<const E>(b + j, t, h * s.P + p)) * (read[j] + table.d * kv[j]);
+      }
+    }
+  }
+  for (int64_t r = 0; r < s.P; ++r) {
+#pragma GCC unroll 2
+    for (int j = 0; j < N; ++j) *out.at<E>(b + j, t, r * s.H + h) = round_to<E>(y[r * N + j]);
+  }
+}
+
+struct Scratch {
+  double* rows;      // [6, ld / 2]
+  double *kbar, *y;  // [P, 2]
+  double *x, *X;     // [P, ldr], [P, P, ld]: the states of several tokens
+  Table table;
+  static Scratch cut(Arena& arena, const Sizes& s, bool carry) {
+    Scratch r;
+    r.rows = arena.take<double>(3 * s.ld);
+    r.kbar = arena.take<double>(2 * s.P);
+    r.y = arena.take<double>(2 * s.P);
+    r.x = arena.take<double>(carry ? s.P * s.ldr : 0);
+    r.X = arena.take<double>(carry ? s.P * s.P * s.ld : 0);
+    r.table = Table::cut(arena, s.P, s.ld, s.ldr);
+    return r;
+  }
+};
+
+template <class T, class E>
+struct Decode {
+  const H3DecodeArgs& args;
+  Sizes s;
+  bool carry;  // through scratch: several tokens, or pairs that are not neighbours
+  explicit Decode(const H3DecodeArgs& a)
+      : args(a), s(a), carry(a.q.size[1] > 1 || (a.state_diag.stride[4] != 2 && a.imag.size[1] > 1)) {}
   int64_t worker_bytes() const {
     Arena arena;
-    Scratch<T>::cut(arena, R, P, ld);
-    arena.take<double>(round_up<double>(M));
+    Scratch::cut(arena, s, carry);
     return arena.used();
   }
-  int64_t workspace(int workers) const {
-    Arena arena;
-    arena.take<T>(H * 6 * ld);
-    return arena.used() + workers * worker_bytes();
-  }
-  void run(const H3DecodeArgs& args, const H3DecodeOut& out, const Launch& launch) const {
-    Arena all(launch.workspace);
-    T* tables = all.take<T>(H * 6 * ld);
-    char* workers = launch.workspace + all.used();
-    const int64_t bytes = worker_bytes(), blocks = P == 0 ? 0 : (H + kHeads - 1) / kHeads;
-    parallel(launch, blocks, [&](int64_t block, int worker) {
-      Arena arena(workers + worker * bytes);
-      Scratch<T>::cut(arena, R, P, ld);
-      double* rows = arena.take<double>(round_up<double>(M));
-      for (int64_t h = block * kHeads; h < H && h < (block + 1) * kHeads; ++h) {
-        discretise(args, h, M, ld, rows, Table<T>::at(tables + h * 6 * ld, ld));
-      }
-    });
-    parallel_near(launch, B * blocks, [&](int64_t task, int worker) {
-      Arena arena(workers + worker * bytes);
-      const Scratch<T> r = Scratch<T>::cut(arena, R, P, ld);
-      const int64_t b = task / blocks, first = task % blocks * kHeads;
-      for (int64_t t = 0; t < tokens; ++t) {
-        for (int64_t h = first; h < H && h < first + kHeads; ++h)
-          head(args, out, r, Table<T>::at(tables + h * 6 * ld, ld), b, t, h);
+  void run(const View& out, const Launch& launch) const {
+    const int64_t bytes = worker_bytes();
+    if (s.tokens == 0) return;
+    parallel_near(launch, s.tasks(), [&](int64_t task, int worker) {
+      Arena arena(launch.workspace + worker * bytes);
+      const Scratch r = Scratch::cut(arena, s, carry);
+      for (int64_t h = task * s.heads; h < s.H && h < (task + 1) * s.heads; ++h) {
+        const Table table = head_table(args, h, s, r.rows, r.table);
+        if (carry) {
+          for (int64_t b = 0; b < s.B; ++b) carried(out, r, table, b, h);
+          continue;
+        }
+        int64_t b = 0;
+        for (; b + 2 <= s.B; b += 2) in_place<2>(out, r, table, b, h);
+        if (b < s.B) in_place<1>(out, r, table, b, h);
       }
     });
   }
-  void head(const H3DecodeArgs& args, const H3DecodeOut& out, const Scratch<T>& r, const Table<T>& table, int64_t b, int64_t t,
-            int64_t h) const {
-    const double skip = load_f64(args.d.data, args.d.dtype, h * args.d.stride[0]);
-    const View& X = args.state_diag;
-    for (int64_t p = 0; p < P; ++p) {
-      const int64_t c = h * P + p;
-      r.kbar[p] = shift<T, E>(args, r, b, c, R, static_cast<T>(to_f64(*args.k.at<const E>(b, t, c))));
-      r.y[p] = 0;
+  template <int N>
+  LINNET_INLINE void in_place(const View& out, const Scratch& r, const Table& table, int64_t b, int64_t h) const {
+    const View &shift_state = args.state_shift, &diag = args.state_diag;
+    T *x[N], *X[N];
+    for (int j = 0; j < N; ++j) {
+      x[j] = shift_state.at<T>(b + j, h * s.P, 0);
+      X[j] = diag.at<T>(b + j, h, 0, 0, 0, 0);
+      if (b + j + kAhead < s.B) {
+        const char* next_x = reinterpret_cast<const char*>(shift_state.at<T>(b + j + kAhead, h * s.P, 0));
+        const char* next_X = reinterpret_cast<const char*>(diag.at<T>(b + j + kAhead, h, 0, 0, 0, 0));
+        for (int64_t i = 0; i < s.R * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(next_x + i, 1);
+        for (int64_t i = 0; i < 2 * s.M * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(next_X + i, 1);
+      }
     }
-    for (int64_t p = 0; p < P; ++p) {
-      const double q = to_f64(*args.q.at<const E>(b, t, h * P + p));
-      for (int64_t slot = 0; slot < P; ++slot) {
-        const double kv = r.kbar[p] * to_f64(*args.v.at<const E>(b, t, h * P + slot));
-        T* state = X.at<T>(b, h, p, slot, 0, 0);
-        double read;
-        if (X.stride[4] == 2 || M == 1) {
-          read = diagonal(table, 2 * M, static_cast<T>(kv), state);
-        } else {
-          for (int64_t m = 0; m < M; ++m) {
-            r.pairs[2 * m] = state[m * X.stride[4]];
-            r.pairs[2 * m + 1] = state[m * X.stride[4] + 1];
-          }
-          read = diagonal(table, 2 * M, static_cast<T>(kv), r.pairs);
-          for (int64_t m = 0; m < M; ++m) {
-            state[m * X.stride[4]] = r.pairs[2 * m];
-            state[m * X.stride[4] + 1] = r.pairs[2 * m + 1];
+    token<N, T, E>(args, out, s, table, b, 0, h, r.kbar, r.y, x, &shift_state.stride[1], X, &diag.stride[2]);
+  }
+  void carried(const View& out, const Scratch& r, const Table& table, int64_t b, int64_t h) const {
+    const View &shift_state = args.state_shift, &diag = args.state_diag;
+    const auto each = [&](const auto& use_x, const auto& use_X) {
+      for (int64_t p = 0; p < s.P; ++p) {
+        T* x = shift_state.at<T>(b, h * s.P + p, 0);
+        for (int64_t i = 0; i < s.R; ++i) use_x(x[i], r.x[p * s.ldr + i]);
+        for (int64_t slot = 0; slot < s.P; ++slot) {
+          T* X = diag.at<T>(b, h, p, slot, 0, 0);
+          double* wide = r.X + (p * s.P + slot) * s.ld;
+          for (int64_t m = 0; m < s.M; ++m) {
+            use_X(X[m * diag.stride[4]], wide[2 * m]);
+            use_X(X[m * diag.stride[4] + 1], wide[2 * m + 1]);
           }
         }
-        r.y[slot] += q * (read + skip * kv);
       }
+    };
+    const auto take = [](T& state, double& wide) { wide = static_cast<double>(state); };
+    const auto give = [](T& state, double& wide) { state = static_cast<T>(wide); };
+    each(take, take);
+    const int64_t ldX[2] = {s.P * s.ld, s.ld};
+    for (int64_t t = 0; t < s.tokens; ++t) {
+      token<1, double, E>(args, out, s, table, b, t, h, r.kbar, r.y, &r.x, &s.ldr, &r.X, ldX);
     }
-    for (int64_t slot = 0; slot < P; ++slot) *out.out.at<E>(b, t, slot * H + h) = round_to<E>(r.y[slot]);
+    each(give, give);
   }
 };
 
 }  // namespace
 
 void h3_decode_forward(const H3DecodeArgs& args, const H3DecodeOut& out, const Launch& launch) {
-  by_dtype(args.q.dtype, [&]<class T, class E>() { Decode<T, E>(args).run(args, out, launch); });
+  by_dtype(args.q.dtype, [&]<class T, class E>() { Decode<T, E>(args).run(out.out, launch); });
 }
 int64_t h3_decode_workspace(const H3DecodeArgs& args, Pass, int workers) {
-  return by_dtype(args.q.dtype, [&]<class T, class E>() { return Decode<T, E>(args).workspace(workers); });
+  return by_dtype(args.q.dtype, [&]<class T, class E>() { return workers * Decode<T, E>(args).worker_bytes(); });
 }
 
 }  // namespace linnet::LINNET_ISA

@@ -55,10 +55,19 @@ void backward(const L2NormArgs& args, const L2NormGrads& grads, const Launch& la
       return;
     }
     const E* d = grads.dout.at<const E>(b, t, h);
-    const T r = reciprocal_root<T>(dot<T>(x, x, K) + static_cast<T>(args.eps));
-    const typename X::V scale = X::broadcast(r), along = X::broadcast(-(r * dot<T>(x, d, K)) * r);
+    // dx = r (d - a x), a = x.d / (x.x + eps). Where d lies along x little is left of d, so a is refined once by what is left:
+    // the rest e = d - a x has x.e = a eps when a is exact.
+    const T eps = static_cast<T>(args.eps), r = reciprocal_root<T>(dot<T>(x, x, K) + eps), a = r * dot<T>(x, d, K) * r;
+    const typename X::V along = X::broadcast(-a);
+    typename X::V total = X::zero();
     for (int c = 0; c < K; c += X::W) {
-      X::store(dx + c, scale * fma(along, X::load(x + c, K - c), X::load(d + c, K - c)), K - c);
+      const typename X::V row = X::load(x + c, K - c);
+      total = fma(row, fma(along, row, X::load(d + c, K - c)), total);
+    }
+    const typename X::V scale = X::broadcast(r), rest = X::broadcast(-(r * (sum(total) - a * eps) * r));
+    for (int c = 0; c < K; c += X::W) {
+      const typename X::V row = X::load(x + c, K - c);
+      X::store(dx + c, scale * fma(rest, row, fma(along, row, X::load(d + c, K - c))), K - c);
     }
   });
 }

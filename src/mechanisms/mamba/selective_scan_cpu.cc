@@ -1,10 +1,11 @@
 // The selective scan on the vector units: channels in the lanes, the state of 64 channels in L1, 32 tokens at a time.
 //
 // Forward, per task (sequence, block of 64 channels): softplus and delta x of 32 tokens to scratch, then for each vector of
-// channels token after token, state element after state element; the exponential is most of the work. Backward: the states
-// before every 32 tokens are kept on the way up; on the way down each span's states and factors are computed again into L2 and
-// walked backward. Sums over channels (dB, dC) are left as one number per block and added in order; sums over tokens (dA, dD,
-// ddt_bias) run in f32 inside a span and in double beyond it.
+// channels token after token, state element after state element; the exponential is most of the work. In f32 the forward keeps
+// its state and the read in double: thousands of steps near 1 add up their roundings, and the read C.h may cancel. Backward:
+// the states before every 32 tokens are kept on the way up; on the way down each span's states and factors are computed again
+// into L2 and walked backward. Sums over channels (dB, dC) are left as one number per block and added in order; sums over
+// tokens (dA, dD, ddt_bias) run in f32 inside a span and in double beyond it.
 #include "selective_scan_step.h"
 
 namespace linnet::LINNET_ISA {
@@ -19,6 +20,7 @@ struct Block {
   int width, K;
   int64_t ldk;
   T *A, *h;          // [K, 64]
+  double* wide;      // [K, 64]: h of the forward in f32
   T *bias, *skip;    // [64]
   T *delta, *v, *y;  // [span, 64]: step, delta x, output
   T *in, *out;       // [span, ldk]: B, C
@@ -29,6 +31,7 @@ struct Block {
     r.ldk = round_up<T>(K);
     r.A = arena.take<T>(K * kBlock);
     r.h = arena.take<T>(K * kBlock);
+    r.wide = arena.take<double>(sizeof(T) == 4 ? K * kBlock : 0);
     r.bias = arena.take<T>(kBlock);
     r.skip = arena.take<T>(kBlock);
     r.delta = arena.take<T>(kSpan * kBlock);
@@ -110,6 +113,41 @@ void scan_span(const Block<T>& r, int rows, T* states, T* factors) {
   }
 }
 
+// The same for the forward in f32, h and y in double.
+inline void scan_span_wide(const Block<float>& r, int rows) {
+  using X = Vec<float>;
+  for (int c = 0; c < r.width; c += X::W) {
+    for (int i = 0; i < rows; ++i) {
+      const vf delta = X::load(r.delta + i * kBlock + c);
+      const Wide v = widen(X::load(r.v + i * kBlock + c));
+      const float* in = r.in + i * r.ldk;
+      const float* out = r.out + i * r.ldk;
+      Wide y = {}, next_y = {};  // two sums in turn
+      for (int n = 0; n < r.K; ++n) {
+        const int64_t at = n * kBlock + c;
+        const Factor<vf> f = factor_of(delta * X::load(r.A + at));
+        const Wide value = widen(f.value), base = widen(select(f.near, X::broadcast(1), X::zero()));
+        const vd b = Vec<double>::broadcast(static_cast<double>(in[n])),
+                 o = Vec<double>::broadcast(static_cast<double>(out[n]));
+        double* h = r.wide + at;
+        const vd low = fma(value.low + base.low, Vec<double>::load(h), b * v.low);
+        const vd high = fma(value.high + base.high, Vec<double>::load(h + X::W / 2), b * v.high);
+        Vec<double>::store(h, low);
+        Vec<double>::store(h + X::W / 2, high);
+        const Wide sum_of = {fma(o, low, y.low), fma(o, high, y.high)};
+        y = next_y;
+        next_y = sum_of;
+      }
+      float* to = r.y + i * kBlock + c;
+      const vd low = y.low + next_y.low, high = y.high + next_y.high;
+      for (int l = 0; l < X::W / 2; ++l) {
+        to[l] = static_cast<float>(low[l]);
+        to[X::W / 2 + l] = static_cast<float>(high[l]);
+      }
+    }
+  }
+}
+
 LINNET_INLINE int span_rows(int64_t t, int64_t end) { return end - t < kSpan ? static_cast<int>(end - t) : kSpan; }
 
 template <class T, class E>
@@ -131,13 +169,23 @@ struct Forward {
       r.b = at.b;
       r.begin(args, blocks, task % blocks.count);
       r.load_state(args.initial_state, n, r.h);
+      if constexpr (sizeof(T) == 4) {
+        for (int64_t j = 0; j < K * kBlock; ++j) r.wide[j] = static_cast<double>(r.h[j]);
+      }
       for (int64_t t = at.begin; t < at.end; t += kSpan) {
         const int rows = span_rows(t, at.end);
         load_span<T, E>(args, r, t, rows);
-        scan_span<true, false, T>(r, rows, nullptr, nullptr);
+        if constexpr (sizeof(T) == 4) {
+          scan_span_wide(r, rows);
+        } else {
+          scan_span<true, false, T>(r, rows, nullptr, nullptr);
+        }
         for (int i = 0; i < rows; ++i) {
           store_output<T, E>(args, out.out, r.b, t + i, r.first, r.width, r.y + i * kBlock, r.skip);
         }
+      }
+      if constexpr (sizeof(T) == 4) {
+        for (int64_t j = 0; j < K * kBlock; ++j) r.h[j] = static_cast<float>(r.wide[j]);
       }
       r.store_state(out.final_state, n, r.h);
     });

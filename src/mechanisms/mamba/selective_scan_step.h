@@ -35,6 +35,23 @@ LINNET_INLINE V advance(V factor, decltype(lt(V{}, V{})) near, V h, V b) {
   return select(near, h, V{}) + fma(factor, h, b);
 }
 
+// The halves of a vector in double.
+struct Wide {
+  vd low, high;
+};
+LINNET_INLINE Wide widen(vf v) {
+  typedef float half __attribute__((vector_size(kVectorBytes / 2)));
+#if defined(LINNET_ISA_avx512)
+  const half low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+  const half high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif defined(LINNET_ISA_avx2)
+  const half low = __builtin_shufflevector(v, v, 0, 1, 2, 3), high = __builtin_shufflevector(v, v, 4, 5, 6, 7);
+#else
+  const half low = __builtin_shufflevector(v, v, 0, 1), high = __builtin_shufflevector(v, v, 2, 3);
+#endif
+  return {__builtin_convertvector(low, vd), __builtin_convertvector(high, vd)};
+}
+
 inline constexpr int kScanBlock = 64;  // channels of one task: 256 bytes of each row
 
 LINNET_INLINE int64_t scan_groups(const View& maps) { return grouped(maps).size[2]; }
