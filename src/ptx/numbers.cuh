@@ -41,6 +41,13 @@ __device__ __forceinline__ float2 unpack(uint32_t packed) {
   return __half22float2(*reinterpret_cast<const __half2*>(&packed));
 }
 
+// 2^x to 2 units of the last place; 0 below 2^-126.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // The bits of x rounded to tf32 (wgmma itself would cut them off).
 __device__ __forceinline__ uint32_t round_tf32(float x) {
   uint32_t bits;

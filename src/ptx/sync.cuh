@@ -40,6 +40,23 @@ __device__ __forceinline__ void group_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(id), "n"(threads) : "memory");
 }
 
+// The same, and whether any of the threads says so.
+template <int id, int threads>
+__device__ __forceinline__ bool group_any(bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, any;\n"
+      "setp.ne.u32 mine, %1, 0;\n"
+      "bar.red.or.pred any, %2, %3, mine;\n"
+      "selp.u32 %0, 1, 0, any;\n"
+      "}\n"
+      : "=r"(any)
+      : "r"(static_cast<uint32_t>(mine)), "n"(id), "n"(threads)
+      : "memory");
+  return any != 0;
+}
+
 // Ordinary writes to shared memory become visible to wgmma and the copy engine; in every writing thread, before the barrier.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -1,5 +1,6 @@
 #include "mechanisms/recurrence/recurrence_launch.h"
 
+#include "mechanisms/recurrence/recurrence_channel.h"
 #include "mechanisms/recurrence/recurrence_tile.h"
 
 namespace linnet::cuda {
@@ -87,6 +88,53 @@ void run_tiles(const Launch& launch, const Engine& e, const EngineScratch& scrat
   enqueue(launch, kernel, {heads, segments}, tile);
 }
 
+// A decay per channel on matrix units: bf16, whose exponents are those of f32; g as bf16 or f32, in rows of 16 bytes.
+bool is_channel(const Engine& e) {
+  Engine plain = e;
+  plain.g_width = 0;
+  const Rows& g = e.g;
+  const int64_t piece = g.dtype == Dtype::f32 ? 4 : 8;
+  return e.g_width > 1 && e.beta.data == nullptr && e.q.dtype == Dtype::bf16 && has_tiles(plain) &&
+         reinterpret_cast<uintptr_t>(g.data) % 16 == 0 && g.stride_b % piece == 0 && g.stride_t % piece == 0 &&
+         g.stride_h % piece == 0 && g.stride_b >= 0 && g.stride_t > 0 && g.stride_h > 0 && !e.reverse;
+}
+bool encode_gates(TensorMap* map, const Engine& e) {
+  Rows bits = e.g;  // f32 as pairs of 16 bits
+  const int64_t parts = e.g.dtype == Dtype::f32 ? 2 : 1;
+  bits.stride_b *= parts;
+  bits.stride_t *= parts;
+  bits.stride_h *= parts;
+  bits.dtype = Dtype::bf16;
+  return encode(map, e, bits, static_cast<int32_t>(parts) * e.K);
+}
+void run_channels(const Launch& launch, const Engine& e, const EngineScratch& scratch) {
+  ChannelTile tile;
+  tile.e = e;
+  tile.wide = e.g.dtype == Dtype::f32;
+  if (!encode(&tile.q, e, e.q, e.K) || !encode(&tile.k, e, e.k, e.K) || !encode(&tile.v, e, e.v, e.V) ||
+      !encode_gates(&tile.g, e)) {
+    *launch.error = "a tensor has no description for the copy engine";
+    return;
+  }
+  static constexpr const char* kNames[2][2] = {{"channel_64_64", "channel_64_128"}, {"channel_128_64", "channel_128_128"}};
+  static constexpr const char* kStates[2][2] = {{"channel_64_64_states", "channel_64_128_states"},
+                                                {"channel_128_64_states", "channel_128_128_states"}};
+  constexpr const char* kImage = "recurrence_channel_cuda";
+  const int threads = channel_threads(e.K, e.V), bytes = channel_shared_bytes(e.K, e.V);
+  const int64_t segments = segments_of(e), heads = e.N * e.H;
+  if (segments > 1) {
+    tile.states = scratch.segments;
+    tile.decays = scratch.segments + (segments - 1) * heads * e.K * e.V;
+    tile.phase = 1;
+    enqueue(launch, {kImage, kStates[e.K == 128][e.V == 128], threads, bytes}, {heads, segments - 1}, tile);
+    const int count = static_cast<int>(segments - 1);
+    enqueue(launch, {kImage, "fold_channel_segments", 256}, {(heads * e.K * e.V + 255) / 256}, tile.states, tile.decays, e,
+            count);
+    tile.phase = 2;
+  }
+  enqueue(launch, {kImage, kNames[e.K == 128][e.V == 128], threads, bytes}, {heads, segments}, tile);
+}
+
 // The delta rule on matrix units: bf16 (f16 would need products in three parts), forwards.
 bool is_delta(const Engine& e) {
   return has_tiles(e) && e.beta.data != nullptr && e.q.dtype == Dtype::bf16 && e.K == e.V && !e.reverse;
@@ -146,7 +194,7 @@ bool is_tiled(const Engine& e) { return has_tiles(e) && e.beta.data == nullptr; 
 EngineScratch cut_engine(Arena& arena, const Engine& e) {
   const int64_t segments = segments_of(e);
   if (segments == 1 || !is_tile_width(e.K) || !is_tile_width(e.V)) return {};
-  return {arena.take<float>((segments - 1) * e.N * e.H * (static_cast<int64_t>(e.K) * e.V + 1))};
+  return {arena.take<float>((segments - 1) * e.N * e.H * (static_cast<int64_t>(e.K) * e.V + (e.g_width > 1 ? e.g_width : 1)))};
 }
 
 void run_engine(const Launch& launch, const Engine& e, const EngineScratch& scratch) {
@@ -154,6 +202,8 @@ void run_engine(const Launch& launch, const Engine& e, const EngineScratch& scra
     run_decode(launch, e);
   } else if (is_delta(e)) {
     run_delta(launch, e);
+  } else if (is_channel(e)) {
+    run_channels(launch, e, scratch);
   } else if (is_tiled(e)) {
     run_tiles(launch, e, scratch);
     if (e.final_z.data != nullptr) enqueue(launch, {kStepImage, "sum_keys", 256}, {e.N * e.H, (e.K + 31) / 32}, e);
