@@ -54,6 +54,7 @@ Status read_arguments(const Arguments& args, compare::Input* input, compare::Set
 void print_table(const compare::Comparison& c) {
   const int64_t longest = c.lengths.back();
   Table table({{"attention"},
+               {"sees"},
                {"error", Align::right},
                {"cosine", Align::right},
                {"time", Align::right},
@@ -66,9 +67,10 @@ void print_table(const compare::Comparison& c) {
     const bool measured = v.times.back().first == longest;
     std::string state = "-";
     if (v.state_bytes >= 0) state = report::bytes_text(static_cast<double>(v.state_bytes)) + (v.state_grows ? " +" : "  ");
-    table.row({v.name, report::percent_text(v.error), report::significant(v.cosine, 3), report::time_text(v.time.median),
-               measured ? report::time_text(v.times.back().second) : "-", compare::growth_text(v.exponent),
-               report::significant(v.flops / 1e9, 3), report::bytes_text(static_cast<double>(v.workspace_bytes)), state});
+    table.row({v.name, v.causal ? "past" : "all", report::percent_text(v.error), report::significant(v.cosine, 3),
+               report::time_text(v.time.median), measured ? report::time_text(v.times.back().second) : "-",
+               compare::growth_text(v.exponent), report::significant(v.flops / 1e9, 3),
+               report::bytes_text(static_cast<double>(v.workspace_bytes)), state});
   }
   table.print(stdout);
 }
@@ -87,7 +89,7 @@ void print_json(const compare::Comparison& c) {
   w.member("other_load", c.other_load).key("variants").begin_array();
   for (const VariantResult& v : c.variants) {
     w.begin_object().member("name", v.name).member("operator", v.op->name).member("options", v.options);
-    w.member("implementation", v.impl).member("error", v.error).member("cosine", v.cosine);
+    w.member("implementation", v.impl).member("causal", v.causal).member("error", v.error).member("cosine", v.cosine);
     w.key("seconds").begin_object().member("median", v.time.median).member("min", v.time.best);
     w.member("p90", v.time.p90).end_object().member("flops", v.flops).member("workspace_bytes", v.workspace_bytes);
     w.key("state_bytes");
@@ -177,7 +179,10 @@ const Command& compare_command() {
       .usage = "[--input FILE] [--html FILE] [options]",
       .details =
           "Every variant that the mechanisms declare computes attention on the same q, k, v, and its output is compared with\n"
-          "exact softmax attention in double precision. Without --input the built-in sample is taken: three layers of a "
+          "exact softmax attention of the same kind (sees: all tokens, or the past alone) in double precision. What an "
+          "operator\n"
+          "needs beside them is made up, as the page says: gates, decays, random directions. Without --input the built-in "
+          "sample is taken: three layers of a "
           "sentence\n"
           "transformer on English text. A file is safetensors with NAME.q, NAME.k, NAME.v for each layer, [B, T, H, D]; its\n"
           "metadata may say scale and causal.\n\n"

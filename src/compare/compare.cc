@@ -6,6 +6,7 @@
 
 #include "bench/machine.h"
 #include "bench/work.h"
+#include "compare/binding.h"
 #include "core/call.h"
 #include "core/executor.h"
 
@@ -13,18 +14,6 @@ namespace linnet::compare {
 namespace {
 
 constexpr int64_t kFarLength = int64_t{1} << 17;  // where the growth of the cost is read off
-
-std::vector<std::pair<std::string, std::string>> option_words(const std::string& text) {
-  std::vector<std::pair<std::string, std::string>> words;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find(' ', at), text.size());
-    const std::string word = text.substr(at, end - at);
-    const size_t equals = word.find('=');
-    if (equals != std::string::npos) words.emplace_back(word.substr(0, equals), word.substr(equals + 1));
-    at = end + 1;
-  }
-  return words;
-}
 
 // One tensor of a call, with memory of its own.
 struct Tensor {
@@ -53,6 +42,7 @@ struct Tensors {
     bench::write_values(k.view, 0, k.view.elements(), layer.k.data());
     bench::write_values(v.view, 0, v.view.elements(), layer.v.data());
   }
+  Sources sources() const { return {q.view, k.view, v.view}; }
   std::vector<double> output() const {
     std::vector<double> values(static_cast<size_t>(out.view.elements()));
     bench::read_values(out.view, 0, out.view.elements(), values.data());
@@ -63,24 +53,15 @@ struct Tensors {
   static View shape_of(std::initializer_list<int64_t> sizes) { return View::dense(nullptr, Dtype::f64, sizes); }
 };
 
-Status bind_call(const Op& op, const std::string& options, bool causal, const View& q, const View& k, const View& v,
-                 Call* call) {
-  LINNET_TRY(call->set("q", q));
-  LINNET_TRY(call->set("k", k));
-  LINNET_TRY(call->set("v", v));
-  if (op.find_option("causal") != nullptr) LINNET_TRY(call->set_option("causal", causal ? "1" : "0"));
-  for (const auto& [name, text] : option_words(options)) LINNET_TRY(call->set_option(name, text));
-  return call->prepare();
-}
-
 // A variant bound to tensors.
 class Attention {
  public:
-  static Status make(const Op& op, const std::string& options, bool causal, const Context& context, Tensors* tensors,
+  static Status make(const Op& op, const std::string& words, bool causal, const Context& context, Tensors* tensors,
                      std::unique_ptr<Attention>* attention) {
-    attention->reset(new Attention(op, context, tensors));
-    return (*attention)->prepare(options, causal);
+    attention->reset(new Attention(op, words, context, tensors));
+    return (*attention)->prepare(causal);
   }
+  void load() { binding_.fill(); }  // what is made from q, k and v
   Status run() {
     context_.workspace = tensors_->workspace.data();
     return call_.run(Pass::forward, context_);
@@ -91,75 +72,63 @@ class Attention {
   int64_t workspace_bytes() const { return context_.workspace_bytes; }
 
  private:
-  Attention(const Op& op, const Context& context, Tensors* tensors) : call_(op), context_(context), tensors_(tensors) {}
-  Status prepare(const std::string& options, bool causal) {
-    LINNET_TRY(bind_call(call_.op(), options, causal, tensors_->q.view, tensors_->k.view, tensors_->v.view, &call_));
-    LINNET_TRY(call_.set("out", tensors_->out.view));
+  Attention(const Op& op, const std::string& words, const Context& context, Tensors* tensors)
+      : binding_(op, words), call_(op), context_(context), tensors_(tensors) {}
+  Status prepare(bool causal) {
+    Dims dims;
+    LINNET_TRY(binding_.bind(tensors_->sources(), causal, false, &call_, &dims));
+    LINNET_TRY(call_.prepare());
+    View out;
+    LINNET_TRY(call_.output_view("out", &out));
+    out.data = tensors_->out.view.data;  // [B, T, H, V] or [B, T, H V]
+    LINNET_TRY(call_.set("out", out));
     LINNET_TRY(call_.workspace(Pass::forward, context_, &context_.workspace_bytes));
     if (tensors_->workspace_bytes < context_.workspace_bytes) {
       tensors_->workspace = bench::Memory(context_.workspace_bytes);
       tensors_->workspace_bytes = context_.workspace_bytes;
     }
+    binding_.fill();
     return {};
   }
 
+  Binding binding_;
   Call call_;
   Context context_;
   Tensors* tensors_;
 };
 
-// Whether the declaration can say what happens at a length, without tensors of that length: nothing below reads their values.
-View pretend(std::initializer_list<int64_t> sizes, Dtype dtype) {
-  alignas(64) static char anything[64];
-  return View::dense(anything, dtype, sizes);
+// What the declaration says of a length, without tensors of that length.
+Sources pretended_sources(const Input& in, int64_t B, int64_t T, Dtype dtype) {
+  const int64_t q[] = {B, T, in.H, in.K}, k[] = {B, T, in.Hkv, in.K}, v[] = {B, T, in.Hkv, in.V};
+  return {pretended(dtype, q, 4), pretended(dtype, k, 4), pretended(dtype, v, 4)};
 }
 
 // Operations of a call at the input's width and some length.
-Status flops_at(const Op& op, const std::string& options, const Input& in, bool causal, Dtype dtype, int64_t T, double* flops) {
+Status flops_at(const Op& op, const std::string& words, const Input& in, bool causal, Dtype dtype, int64_t T, double* flops) {
   Call call(op);
-  LINNET_TRY(bind_call(op, options, causal, pretend({in.B, T, in.H, in.K}, dtype), pretend({in.B, T, in.Hkv, in.K}, dtype),
-                       pretend({in.B, T, in.Hkv, in.V}, dtype), &call));
+  Dims dims;
+  LINNET_TRY(Binding(op, words).bind(pretended_sources(in, in.B, T, dtype), causal, true, &call, &dims));
+  LINNET_TRY(call.prepare());
   *flops = op.cost == nullptr ? 0 : op.cost(call.prepared_args(), call.dims(), Pass::forward).flops;
   return {};
 }
 
 // Bytes of the state with which the variant continues one sequence of T tokens: the tensors its decode operator overwrites, of
 // the optional ones as few as it accepts. -1 when it has no such operator or that one lacks an option of the variant.
-int64_t state_bytes(const Op& op, const std::string& options, const Input& in, Dtype dtype, int64_t T) {
+int64_t state_bytes(const Op& op, const std::string& words, const Input& in, Dtype dtype, int64_t T) {
   const Op* decode = op.decode.empty() ? nullptr : find_op(op.decode);
   if (decode == nullptr) return -1;
   Call call(*decode);
-  for (const auto& [name, text] : option_words(options)) {
-    if (!call.set_option(name, text).ok()) return -1;
-  }
   Dims dims;
-  const std::pair<const char*, View> tokens[] = {{"q", pretend({1, 1, in.H, in.K}, dtype)},
-                                                 {"k", pretend({1, 1, in.Hkv, in.K}, dtype)},
-                                                 {"v", pretend({1, 1, in.Hkv, in.V}, dtype)}};
-  const auto words = [](const std::string& shape) {
-    std::vector<std::string_view> list;
-    for (size_t at = 0; at < shape.size();) {
-      const size_t end = std::min(shape.find(' ', at), shape.size());
-      list.push_back(std::string_view(shape).substr(at, end - at));
-      at = end + 1;
-    }
-    return list;
-  };
-  for (const auto& [name, view] : tokens) {
-    const TensorDecl* decl = decode->find_input(name);
-    if (decl == nullptr || !call.set(name, view).ok()) return -1;
-    int i = 0;
-    for (const std::string_view word : words(decl->shape)) {
-      if (dims.find(word) == nullptr) dims.set(word, view.size[i], name);
-      ++i;
-    }
-  }
+  Binding binding(*decode, words);
+  if (!binding.bind(pretended_sources(in, 1, 1, dtype), true, true, &call, &dims).ok()) return -1;
+  binding.show_state(T, &dims);
   std::vector<std::vector<int64_t>> zeros;  // values of index tensors
   double bytes = 0;
   const auto give = [&](const TensorDecl& decl) {
     int64_t sizes[kMaxRank];
     int rank = 0;
-    for (const std::string_view word : words(decl.shape)) {
+    for (const std::string_view word : words_of(decl.shape)) {
       if (!evaluate(word, *decode, call.args(), dims, &sizes[rank])) {  // the letter that only the state shows is its room
         dims.set(word, T, decl.name);
         sizes[rank] = T;
@@ -168,7 +137,7 @@ int64_t state_bytes(const Op& op, const std::string& options, const Input& in, D
     }
     const bool index = decl.element == Element::index;
     const Dtype type = index ? Dtype::i64 : decl.element == Element::acc && dtype != Dtype::f64 ? Dtype::f32 : dtype;
-    View view = View::dense(pretend({1}, type).data, type, sizes, rank);
+    View view = pretended(type, sizes, rank);
     if (index) view.data = zeros.emplace_back(static_cast<size_t>(view.elements())).data();
     if (!index) bytes += static_cast<double>(view.elements() * dtype_size(type));
     (void)call.set(decl.name, view);
@@ -211,7 +180,7 @@ std::vector<HeadError> head_errors(const Input& in, const std::vector<double>& g
 }
 
 // The plain average of the values that a token sees, [B, T, H, V].
-std::vector<double> averages(const Input& in, const Layer& layer) {
+std::vector<double> averages(const Input& in, const Layer& layer, bool causal) {
   std::vector<double> out(static_cast<size_t>(in.B * in.T * in.H * in.V));
   for (int64_t b = 0; b < in.B; ++b) {
     for (int64_t h = 0; h < in.H; ++h) {
@@ -223,7 +192,7 @@ std::vector<double> averages(const Input& in, const Layer& layer) {
           sum += v[t * in.Hkv * in.V];
           o[t * in.H * in.V] = sum / static_cast<double>(t + 1);
         }
-        if (in.causal) continue;
+        if (causal) continue;
         for (int64_t t = 0; t < in.T; ++t) o[t * in.H * in.V] = sum / static_cast<double>(in.T);
       }
     }
@@ -236,6 +205,7 @@ Status measure_errors(const Comparison& c, const std::vector<std::vector<double>
   HeadError all;
   for (size_t l = 0; l < c.input.layers.size(); ++l) {
     tensors->load(c.input.layers[l]);
+    attention->load();
     LINNET_TRY(attention->run());
     result->head_errors.emplace_back();
     for (const HeadError& head : head_errors(c.input, tensors->output(), exact[l])) {
@@ -276,45 +246,44 @@ Status compare(Input input, const Settings& settings, Comparison* result) {
   Context context;
   context.executor = &pool;
 
-  // Exact attention in double: what every output is compared with.
-  std::vector<std::vector<double>> exact;
-  {
+  // Exact attention in double, without and with the causal mask: what every output is compared with.
+  std::vector<std::vector<double>> exact[2];
+  for (const bool causal : {false, true}) {
     HeadError average;
     Tensors tensors(in, Dtype::f64);
     std::unique_ptr<Attention> attention;
-    LINNET_TRY(Attention::make(*find_op("softmax"), "", in.causal, context, &tensors, &attention));
+    LINNET_TRY(Attention::make(*find_op("softmax"), "", causal, context, &tensors, &attention));
     for (const Layer& layer : in.layers) {
       tensors.load(layer);
       LINNET_TRY(attention->run());
-      exact.push_back(tensors.output());
-      for (const HeadError& head : head_errors(in, averages(in, layer), exact.back())) {
+      exact[causal].push_back(tensors.output());
+      for (const HeadError& head : head_errors(in, averages(in, layer, causal), exact[causal].back())) {
         average.errors += head.errors;
         average.squares += head.squares;
       }
     }
-    result->average_error = std::sqrt(average.errors / average.squares);
+    if (causal == in.causal) result->average_error = std::sqrt(average.errors / average.squares);
   }
 
   for (const Op* op : all_ops()) {
     for (const Variant& variant : op->variants) {
-      const std::string name = op->name + " " + variant.name;
-      if (op->find_option("causal") == nullptr && !in.causal) {
-        result->left_out.push_back(name + ": it is always causal; compare with --causal");
-        continue;
-      }
+      const std::string name = op->name + (variant.name.empty() ? "" : " " + variant.name);
+      const Binding binding(*op, variant.options);
+      if (in.causal && variant.options == "causal=1") continue;  // the input is: the row before says it
       VariantResult v;
       v.op = op;
       v.variant = variant.name;
       v.name = name;
       v.options = variant.options;
+      v.causal = binding.causal(in.causal);
       double near = 0, far = 0;
-      if (const Status refused = flops_at(*op, variant.options, in, in.causal, settings.dtype, kFarLength, &near);
+      if (const Status refused = flops_at(*op, variant.options, in, v.causal, settings.dtype, kFarLength, &near);
           !refused.ok()) {
         const std::string& reason = refused.message();  // "monarch: steps is 3, expected 1 when causal"
         result->left_out.push_back(name + reason.substr(reason.find(':')));
         continue;
       }
-      LINNET_TRY(flops_at(*op, variant.options, in, in.causal, settings.dtype, 2 * kFarLength, &far));
+      LINNET_TRY(flops_at(*op, variant.options, in, v.causal, settings.dtype, 2 * kFarLength, &far));
       v.exponent = near > 0 ? std::log2(far / near) : 0;
       v.state_bytes = state_bytes(*op, variant.options, in, settings.dtype, in.T);
       v.state_grows = state_bytes(*op, variant.options, in, settings.dtype, 2 * in.T) != v.state_bytes;
@@ -324,6 +293,10 @@ Status compare(Input input, const Settings& settings, Comparison* result) {
       result->variants.push_back(std::move(v));
     }
   }
+
+  // Those that see as much as the model did come first.
+  std::stable_partition(result->variants.begin(), result->variants.end(),
+                        [&](const VariantResult& v) { return v.causal == in.causal; });
 
   for (int64_t T = in.T; T <= std::max(settings.longest_length, in.T); T *= 2) result->lengths.push_back(T);
   const int64_t steps = static_cast<int64_t>(result->lengths.size() * result->variants.size());
@@ -349,9 +322,9 @@ Status compare(Input input, const Settings& settings, Comparison* result) {
         const double growth = n < 2 ? 4 : v.times[n - 1].second / v.times[n - 2].second;
         if (v.times.back().first * 2 != T || v.times.back().second * growth > settings.longest_seconds) continue;
       }
-      LINNET_TRY(Attention::make(*v.op, v.options, in.causal, context, &tensors, &ready[i]));
+      LINNET_TRY(Attention::make(*v.op, v.options, v.causal, context, &tensors, &ready[i]));
       if (first) {
-        LINNET_TRY(measure_errors(*result, exact, &tensors, ready[i].get(), &v));
+        LINNET_TRY(measure_errors(*result, exact[v.causal], &tensors, ready[i].get(), &v));
         v.flops = ready[i]->flops();
         v.workspace_bytes = ready[i]->workspace_bytes();
       } else {

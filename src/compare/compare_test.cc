@@ -4,8 +4,12 @@
 
 #include <cmath>
 #include <random>
+#include <set>
 
+#include "check/tensor.h"
+#include "compare/binding.h"
 #include "core/tolerance.h"
+#include "mechanisms/recurrence/recurrence.h"
 
 namespace linnet::compare {
 namespace {
@@ -74,6 +78,58 @@ TEST(Compare, facts_that_follow_from_the_declarations) {
     EXPECT_EQ(v.head_errors.size(), 1u);
     EXPECT_EQ(v.head_errors[0].size(), 4u);
   }
+}
+
+// Every mechanism that is attention has a row, also on an input that is not causal. (recurrence is what its members share.)
+TEST(Compare, every_mechanism_is_there) {
+  std::set<std::string> missing = {}, none = {"causal_conv", "l2_norm", "recurrence", "rms_norm_gated"};
+  for (const Op* op : all_ops()) {
+    if (none.count(op->mechanism) == 0) missing.insert(op->mechanism);
+  }
+  const Comparison c = run(random_input(32, 2, 2, 8, 8));
+  EXPECT_TRUE(c.left_out.empty()) << c.left_out.front();
+  for (const VariantResult& v : c.variants) {
+    missing.erase(v.op->mechanism);
+    EXPECT_TRUE(std::isfinite(v.error) && std::isfinite(v.cosine)) << v.name;
+  }
+  EXPECT_TRUE(missing.empty()) << *missing.begin();
+  EXPECT_TRUE(c.variants.back().causal);
+  EXPECT_LT(find(c, "softmax causal").error, kGate);
+  EXPECT_LT(find(c, "gated open").error, kGate);  // gates of 1 - 1e-13
+  EXPECT_EQ(find(c, "decay").state_bytes, 2 * 8 * 8 * 4);
+}
+
+// What a variant's words put into inputs.
+TEST(Binding, words) {
+  const Op& op = *find_op("recurrence");
+  const check::Tensor q = check::random_tensor({1, 5, 2, 4}, 1), k = check::random_tensor({1, 5, 2, 4}, 2);
+  Binding binding(op, "q=unit@q g=logsigmoid@k beta=0.25 scale=1");
+  Call call(op);
+  Dims dims;
+  ASSERT_TRUE(binding.bind({q.view(), k.view(), k.view()}, true, false, &call, &dims).ok());
+  ASSERT_TRUE(call.prepare().ok());
+  binding.fill();
+  const auto* args = static_cast<const RecurrenceArgs*>(call.args());
+  double squares = 0, value;
+  for (int64_t i = 4; i < 8; ++i) {
+    bench::read_values(args->q, i, 1, &value);
+    squares += value * value;
+    EXPECT_GT(value * q.get(i), 0);
+    bench::read_values(args->g, i, 1, &value);
+    EXPECT_NEAR(value, -std::log(1 + std::exp(-k.get(i))), 1e-15);
+  }
+  EXPECT_NEAR(squares, 1, 1e-15);
+  bench::read_values(args->beta, 9, 1, &value);
+  EXPECT_EQ(value, 0.25);
+  EXPECT_TRUE(binding.causal(false));
+  EXPECT_FALSE(Binding(*find_op("linear"), "").causal(false));
+  EXPECT_TRUE(Binding(*find_op("linear"), "causal=1").causal(false));
+  Dims state;
+  Binding(op, "state.M=sqrt state.levels=log8 state.width=8").show_state(512, &state);
+  EXPECT_EQ(state["M"], 23);
+  EXPECT_EQ(state["levels"], 3);
+  EXPECT_EQ(state["width"], 8);
+  EXPECT_NE(Binding(op, "colour=1").bind({q.view(), k.view(), k.view()}, true, true, &call, &dims).message(), "");
 }
 
 TEST(Compare, equal_keys_leave_only_the_average) {

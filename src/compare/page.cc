@@ -67,6 +67,21 @@ std::vector<Look> looks(const Comparison& c) {
   return list;
 }
 
+// The closest variant of each mechanism: what the plots have room for.
+std::vector<size_t> closest_of_each(const Comparison& c) {
+  std::vector<size_t> list;
+  for (size_t i = 0; i < c.variants.size(); ++i) {
+    const auto same = std::find_if(list.begin(), list.end(),
+                                   [&](size_t j) { return c.variants[j].op->mechanism == c.variants[i].op->mechanism; });
+    if (same == list.end()) {
+      list.push_back(i);
+    } else if (*same != 0 && c.variants[i].error < c.variants[*same].error) {  // 0: exact softmax itself
+      *same = i;
+    }
+  }
+  return list;
+}
+
 // Text with T^2 as it is written in print.
 std::string with_powers(const std::string& text) {
   std::string html = html_escape(text);
@@ -89,7 +104,7 @@ std::string scatter(const Comparison& c, const std::vector<Look>& look) {
   chart.x = {.label = "time of one layer, " + tokens_text(c.input.T) + " tokens", .log = true, .text = report::time_text};
   chart.y = {.label = "error against exact softmax", .text = report::percent_text};
   chart.levels.emplace_back(c.average_error, "the plain average of the values");
-  for (size_t i = 0; i < c.variants.size(); ++i) {
+  for (const size_t i : closest_of_each(c)) {
     const VariantResult& v = c.variants[i];
     chart.lines.push_back({.label = v.name,
                            .color = look[i].color,
@@ -109,7 +124,7 @@ std::string growth(const Comparison& c, const std::vector<Look>& look) {
   chart.x = {.label = "tokens", .log = true, .text = report::count_text};
   for (const int64_t T : c.lengths) chart.x.ticks.push_back(static_cast<double>(T));
   chart.y = {.label = "time of one layer", .log = true, .text = report::time_text};
-  for (size_t i = 0; i < c.variants.size(); ++i) {
+  for (const size_t i : closest_of_each(c)) {
     const VariantResult& v = c.variants[i];
     report::ChartLine line{.label = v.name, .color = look[i].color, .shape = look[i].shape};
     for (const auto& [T, seconds] : v.times) {
@@ -143,8 +158,8 @@ std::string heads(const Comparison& c) {
 
 std::string table(const Comparison& c, const std::vector<Look>& look) {
   const int64_t longest = c.lengths.back();
-  std::string html = "<table>\n<tr><th>attention</th><th>error</th><th>cosine</th><th>time, " + tokens_text(c.input.T) +
-                     " tokens</th><th>time, " + tokens_text(longest) +
+  std::string html = "<table>\n<tr><th>attention</th><th>sees</th><th>error</th><th>cosine</th><th>time, " +
+                     tokens_text(c.input.T) + " tokens</th><th>time, " + tokens_text(longest) +
                      " tokens</th><th>operations grow like</th><th>GFLOP</th><th>workspace</th><th>decode state</th></tr>\n";
   for (size_t i = 0; i < c.variants.size(); ++i) {
     const VariantResult& v = c.variants[i];
@@ -155,10 +170,11 @@ std::string table(const Comparison& c, const std::vector<Look>& look) {
     }
     html += "<tr><td><span class=\"dot\" style=\"background: var(--c" + std::to_string(look[i].color % report::kChartColors) +
             ")\"></span>" + html_escape(v.name) + (v.options.empty() ? "" : " <small>" + html_escape(v.options) + "</small>") +
-            "</td><td>" + report::percent_text(v.error) + "</td><td>" + report::significant(v.cosine, 3) + "</td><td>" +
-            report::time_text(v.time.median) + "</td><td>" + (measured ? report::time_text(v.times.back().second) : "-") +
-            "</td><td>" + with_powers(growth_text(v.exponent)) + "</td><td>" + report::significant(v.flops / 1e9, 3) +
-            "</td><td>" + report::bytes_text(static_cast<double>(v.workspace_bytes)) + "</td><td>" + state + "</td></tr>\n";
+            "</td><td>" + (v.causal ? "past" : "all") + "</td><td>" + report::percent_text(v.error) + "</td><td>" +
+            report::significant(v.cosine, 3) + "</td><td>" + report::time_text(v.time.median) + "</td><td>" +
+            (measured ? report::time_text(v.times.back().second) : "-") + "</td><td>" + with_powers(growth_text(v.exponent)) +
+            "</td><td>" + report::significant(v.flops / 1e9, 3) + "</td><td>" +
+            report::bytes_text(static_cast<double>(v.workspace_bytes)) + "</td><td>" + state + "</td></tr>\n";
   }
   return html + "</table>\n";
 }
@@ -176,8 +192,9 @@ std::string notes(const Comparison& c) {
                             (c.input.layers.size() == 1 ? " layer" : " layers") +
                             (c.input.causal ? "; causal" : "; every token sees every token"));
   html += item("Error",
-               "RMS of the difference to exact softmax attention in double precision, over the RMS of the latter, all "
-               "layers together; cosine: mean over tokens and heads. Each variant computes in " +
+               "RMS of the difference to exact softmax attention that sees as much (all tokens, or the past), in double "
+               "precision, over the RMS of the latter, all layers together; cosine: mean over tokens and heads. Each variant "
+               "computes in " +
                    std::string(dtype_name(c.settings.dtype)) + ".");
   html += item("Time", "median of repeated calls in rounds over all variants, one layer a call, " +
                            std::to_string(c.settings.threads) + (c.settings.threads == 1 ? " thread" : " threads") +
@@ -211,7 +228,7 @@ std::string html_page(const Comparison& c) {
   for (const std::string& sentence : summary(c)) html += "<p>" + with_powers(sentence) + "</p>\n";
   html +=
       "</div>\n<div class=\"panels\">\n<section class=\"panel\">\n<h2>What accuracy costs</h2>\n"
-      "<p>Lower left is better. Each mark is one variant on the same input.</p>\n" +
+      "<p>Lower left is better. Each mark is the closest variant of one mechanism; all of them are in the table.</p>\n" +
       scatter(c, look) +
       "</section>\n<section class=\"panel\">\n<h2>How time grows with length</h2>\n"
       "<p>Both axes logarithmic: a slope of one is linear, of two quadratic.</p>\n" +

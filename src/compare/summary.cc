@@ -49,9 +49,13 @@ std::vector<std::string> summary(const Comparison& c) {
   text.push_back(first + ".");
 
   // Cheaper in the long run, by the declared cost; of these the closest and the fastest at the longest length of `exact`.
-  const VariantResult *closest = nullptr, *fastest = nullptr;
+  const VariantResult *closest = nullptr, *fastest = nullptr, *causal = nullptr;
   for (const VariantResult& v : c.variants) {
     if (v.exponent > exact.exponent - 0.2) continue;
+    if (v.causal != exact.causal) {
+      if (causal == nullptr || v.error < causal->error) causal = &v;
+      continue;
+    }
     if (closest == nullptr || v.error < closest->error) closest = &v;
     const double mine = time_at(v, longest);
     if (mine > 0 && (fastest == nullptr || mine < time_at(*fastest, longest))) fastest = &v;
@@ -69,6 +73,9 @@ std::vector<std::string> summary(const Comparison& c) {
   };
   if (closest != nullptr) text.push_back("Of those that grow more slowly the closest is " + describe(*closest));
   if (fastest != nullptr && fastest != closest) text.push_back("The fastest at that length is " + describe(*fastest));
+
+  if (causal != nullptr)
+    text.push_back("Of those that see the past alone the closest to softmax that does is " + describe(*causal));
 
   text.push_back("For scale: the plain average of the values, which looks at nothing, is off by " +
                  percent_text(c.average_error) + ".");

@@ -130,7 +130,7 @@ struct Impl {
 // A way to use an operator as attention, for `linnet compare`.
 struct Variant {
   std::string name;     // "window 64"
-  std::string options;  // "window=64,64 prefix=4": what differs from the defaults
+  std::string options;  // "window=64,64 prefix=4": what differs from the defaults, and what inputs hold (compare/binding.h)
 };
 
 struct Op {
@@ -146,7 +146,7 @@ struct Op {
   // Cases of `linnet bench`, one or more per line: "B=1 T=8192 H=8 K=64|128 V=K causal=1 dtype=f32|bf16 pass=fwd|fwd+bwd".
   std::vector<std::string> benchmarks;
   std::vector<std::string> gpu_benchmarks;              // the same for `linnet bench --device cuda`
-  std::vector<Variant> variants;                        // of `linnet compare`; none: not attention over q, k, v
+  std::vector<Variant> variants;                        // of `linnet compare`; none: no attention
   bool growing = false;                                 // the state only grows (ungated sums): see tolerance.h
   double (*largest_logit)(const void* args) = nullptr;  // of exponential weights, on a prepared f64 call; null: no such weights
   Status (*check)(const void* args, const Dims& dims) = nullptr;  // what the declaration cannot say; args are normalised

@@ -240,6 +240,10 @@ const Op& features_op() {
           .compare("cosformer", "map=cosformer")
           .compare("dpfp 2", "map=dpfp dpfp_nu=2")
           .compare("taylor", "map=taylor")
+          .compare("focused", "map=focused scale=0")
+          .compare("favor 64", "map=favor proj=normal M=64")
+          .compare("hedgehog", "map=hedgehog w=identity R=K")
+          .compare("rebased", "map=rebased gamma=1 beta=0")
           .impl<ref::features_forward, ref::features_backward, ref::features_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(features);
   return op;

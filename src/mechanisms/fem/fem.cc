@@ -131,6 +131,8 @@ const Op& fem_read_op() {
           .bench("B=1 S=1024 H=2 K=64 V=K//2 prior=gated with=q,k,a,g dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 S=512 H=2 K=64 V=K prior=aft with=q,k,g dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 S=1024 H=8 V=32 R=16 prior=ssm with=delta,A,Bm,Cm,D,g dtype=f32 pass=fwd|fwd+bwd")
+          .compare("softmax", "beta=1 lam=0.5")
+          .compare("linear", "beta=1 lam=0.5 prior=linear")
           .impl<ref::fem_read_forward, ref::fem_read_backward, ref::fem_read_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(fem_read);
   return op;

@@ -129,6 +129,7 @@ const Op& gated_op() {
           .bench("B=1 Tq=4096 Tk=Tq H=8 Hkv=H K=64 V=K causal=1 shared=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 Tq=4096 Tk=Tq H=8 Hkv=H K=64 V=K causal=1 position=G2 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=32 Tq=64 Tk=Tq H=8 Hkv=H K=64 V=K causal=0 dtype=f32 pass=fwd|fwd+bwd")
+          .compare("open", "g=30")
           .impl<ref::gated_forward, ref::gated_backward, ref::gated_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(gated) LINNET_BF16_IMPL(gated, avx512_bf16::gated_backward);
   return op;

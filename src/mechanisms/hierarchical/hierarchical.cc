@@ -152,8 +152,9 @@ const Op& hierarchical_op() {
           .bench("B=1 T=4096|16384 H=8 K=64 V=K include_self=1 dtype=f32|bf16 pass=fwd+bwd")
           .bench("B=1 T=4096|16384 H=8 K=64 V=K include_self=1 causal=1 tie=prefix|row dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=8 T=100 H=12 K=64 V=K branching=2,4,8,16 dtype=f32 pass=fwd")
-          .compare("hierarchical", "include_self=1")
-          .compare("hierarchical row", "include_self=1 tie=row")
+          .compare("", "include_self=1 state.levels=log8 state.width=8")
+          .compare("row", "include_self=1 tie=row state.levels=log8 state.width=8")
+          .compare("prefix, causal", "include_self=1 tie=prefix causal=1 state.levels=log8 state.width=8")
           .impl<ref::hierarchical_forward, ref::hierarchical_backward, ref::hierarchical_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(hierarchical);
   return op;

@@ -77,7 +77,7 @@ const Op& inline_op() {
           .bench("B=1 T=8192 S=T H=8 K=64 V=K causal=1|0 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=1024|4096|16384|65536 S=T H=4 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=8 T=196 S=T H=6 K=32 V=K causal=0 dtype=f32 pass=fwd|fwd+bwd")
-          .compare("inline", "")
+          .compare("", "")
           .impl<ref::inline_forward, ref::inline_backward, ref::inline_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(inline);
   return op;

@@ -61,6 +61,7 @@ const Op& mamba_selective_scan_op() {
           .cost<cost_scan>()
           .bench("B=1 T=2048|8192 E=1536 G=1 K=16 with=D,z,dt_bias dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=4 T=33 E=64 G=1 K=16 with=D,z,dt_bias dtype=f32 pass=fwd|fwd+bwd")
+          .compare("", "x=@v B=unit@k C=unit@q dt=-3.5 A=-1")
           .impl<ref::mamba_selective_scan_forward, ref::mamba_selective_scan_backward, ref::mamba_selective_scan_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(mamba_selective_scan);
   return op;

@@ -66,6 +66,7 @@ const Op& mamba_ssd_op() {
           .bench("B=1 T=8192 H=8 V=128 G=1 K=128 with=D,dt_bias dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=16 V=64 G=1 K=64 with=D,dt_bias dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=24 V=64 G=1 K=128 with=D,z,dt_bias dtype=f32 pass=fwd|fwd+bwd")
+          .compare("", "x=@v B=unit@k C=unit@q dt=-3.5 A=-1")
           .impl<ref::mamba_ssd_forward, ref::mamba_ssd_backward, ref::mamba_ssd_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(mamba_ssd);
   return op;

@@ -69,6 +69,7 @@ const Op& metala_mixer_op() {
           .cost<cost_mixer>()
           .bench("B=1 T=8192 H=8 K=64 V=128 with=w_aug dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=33 H=2 K=16 V=32 with=w_aug dtype=f32 pass=fwd|fwd+bwd")
+          .compare("", "q=unit@q a=@k")
           .impl<ref::metala_mixer_forward, ref::metala_mixer_backward, ref::metala_mixer_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(metala_mixer);
   return op;
@@ -120,6 +121,7 @@ const Op& metala_core_op() {
           .check<check_core>()
           .cost<cost_core>()
           .bench("B=1 T=8192 H=8 K=64 V=128 dtype=f32 pass=fwd|fwd+bwd")
+          .compare("", "q=unit@q g=logsigmoid@k")
           .impl<ref::metala_core_forward, ref::metala_core_backward, ref::metala_core_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(metala_core);
   return op;

@@ -104,8 +104,9 @@ const Op& monarch_op() {
           .bench("B=1 T=4096 S=T H=8 K=64 V=K steps=3 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=4096 S=T H=8 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=8 T=197 S=T H=12 K=64 V=K block=14 pad=pre steps=2 dtype=f32 pass=fwd")
-          .compare("monarch", "")
-          .compare("monarch 3 steps", "steps=3")
+          .compare("", "state.block=sqrt state.M=sqrt")
+          .compare("3 steps", "steps=3")
+          .compare("causal", "causal=1 state.block=sqrt state.M=sqrt")
           .impl<ref::monarch_forward, ref::monarch_backward, ref::monarch_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(monarch);
   return op;
@@ -135,6 +136,7 @@ const Op& monarch_tiled_op() {
           .largest_logit<ref::monarch_tiled_largest_logit>()
           .cost<cost_tiled>()
           .bench("B=1 T=4096 S=T H=8 K=64 V=K tile_rows=32 tile_cols=32 group=0|1 dtype=f32 pass=fwd|fwd+bwd")
+          .compare("tiles of 64", "tile_rows=8 tile_cols=8")
           .impl<ref::monarch_tiled_forward, ref::monarch_tiled_backward, ref::monarch_tiled_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(monarch_tiled);
   return op;

@@ -170,6 +170,7 @@ const Op& softmax_op() {
           .bench("B=1 Tq=17 Tk=Tq H=2 Hkv=H K=24 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 Tq=1 Tk=4096 H=1 Hkv=H K=64 V=K causal=0 dtype=f32 pass=fwd")
           .compare("exact", "")
+          .compare("causal", "causal=1")
           .compare("window 64", "window=64,64")
           .compare("window 32 + 16 first", "window=32,32 prefix=16")
           .compare("blocks of 64", "chunk=64")

@@ -107,7 +107,7 @@ const Op& taylor_exact_op() {
           .cost<cost_exact>()
           .bench("B=1 T=4096 S=T H=8 K=16 V=64 causal=1|0 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=1024|16384 S=T H=8 K=16 V=64 causal=1 dtype=f32 pass=fwd|fwd+bwd")
-          .compare("taylor", "")
+          .compare("", "")
           .impl<ref::taylor_exact_forward, ref::taylor_exact_backward, ref::taylor_exact_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(taylor_exact);
   return op;
@@ -135,6 +135,7 @@ const Op& taylor_compact_op() {
           .cost<cost_compact>()
           .bench("B=1 T=8192 S=T H=8 K=32 V=64 causal=1|0 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=1024|4096|16384|65536 S=T H=4 K=32 V=64 causal=1 dtype=f32 pass=fwd")
+          .compare("", "alpha=1 beta=0 gamma=1")
           .impl<ref::taylor_compact_forward, ref::taylor_compact_backward, ref::taylor_compact_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(taylor_compact);
   return op;
@@ -158,6 +159,7 @@ const Op& taylor_compact_l2_op() {
           .check<check_compact_l2>()
           .cost<cost_compact_l2>()
           .bench("B=1 T=8192 S=T H=8 K=32 V=32 causal=1|0 dtype=f32 pass=fwd|fwd+bwd")
+          .compare("", "const=1")
           .impl<ref::taylor_compact_l2_forward, ref::taylor_compact_l2_backward, ref::taylor_compact_l2_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(taylor_compact_l2);
   return op;
@@ -186,6 +188,7 @@ const Op& taylor_qt_layer_op() {
           .growing()
           .cost<cost_qt>()
           .bench("B=8 T=196 H=16 K=16 dtype=f32 pass=fwd|fwd+bwd")
+          .compare("", "ape=0 const=1 bn_weight=1 bn_bias=0 bn_mean=0 bn_var=1")
           .impl<ref::taylor_qt_layer_forward, ref::taylor_qt_layer_backward, ref::taylor_qt_layer_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(taylor_qt_layer);
   return op;

@@ -71,6 +71,7 @@ const Op& zeros_op() {
           .bench("B=1 T=1024|4096|16384|65536 H=4 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=8 K=64 V=K causal=0 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=32 T=64 H=8 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
+          .compare("", "q=unit@q k=unit@k s=normal s1=0.5 sh=0.5 s0=1 zeroth=1")
           .impl<ref::zeros_forward, ref::zeros_backward, ref::zeros_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(zeros);
   return op;
@@ -125,6 +126,7 @@ const Op& zeros_softmax_op() {
           .largest_logit<ref::zeros_softmax_largest_logit>()
           .cost<cost_softmax>()
           .bench("B=1 T=4096 H=8 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
+          .compare("half", "s1=0.5 sh=0.5 s0=1")
           .impl<ref::zeros_softmax_forward, ref::zeros_softmax_backward, ref::zeros_softmax_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(zeros_softmax);
   return op;
