@@ -18,7 +18,7 @@ cmake --build "$work/example" >/dev/null
 cd "$work"
 "$work/example/attention"
 "$work/prefix/bin/linnet" list
-"$work/prefix/bin/linnet" compare --html "$work/page.html" >/dev/null
+"$work/prefix/bin/linnet" compare --quick --html "$work/page.html" >/dev/null
 [[ -s $work/page.html ]]
 
 wheels=("$root"/dist/linnet-*.whl)

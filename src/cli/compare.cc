@@ -197,7 +197,7 @@ const Command& compare_command() {
                   {"longest", "N", "measure times up to N tokens; default 16384"},
                   {"quick", "", "measure for 0.01 s a variant, and no call of more than 0.05 s"},
                   {"threads", "N", "number of threads; default: all cores"},
-                  {"time", "SECONDS", "measure each variant at each length for so long; default 0.1"}},
+                  {"time", "SECONDS", "measure each variant at each length for so long; default 0.05"}},
       .run = compare_main,
   };
   return command;

@@ -46,7 +46,7 @@ void set_length(int64_t length, Input* input);
 struct Settings {
   Dtype dtype = Dtype::f32;
   int threads = 1;
-  double seconds = 0.1;        // of calls per variant and length, about
+  double seconds = 0.05;       // of calls per variant and length, about
   double longest_seconds = 1;  // a call that would take longer is not measured
   int64_t longest_length = 16384;
   std::function<void(int64_t done, int64_t all)> progress;

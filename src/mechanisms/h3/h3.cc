@@ -91,7 +91,7 @@ const Op& h3_op() {
           .bench("B=1 T=1024|2048|4096|8192|16384|32768|65536|131072 C=64 R=64 H=C M=32 dtype=f32 pass=fwd")
           .bench("B=1 T=8192 C=768 R=64 H=C M=32 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=2048 C=64 R=64 H=8 M=32 dtype=f32 pass=fwd|fwd+bwd")
-          .compare("", "H=HK R=4 M=1 sb=0 sc=0 sd=1 log_dt=-3.5 log_neg_re=0 imag=0 b=first c=first d=0")
+          .compare("", "H=HK R=4 M=1 sb=0 sc=0 sd=0.3 log_dt=-3.5 log_neg_re=0 imag=0 b=first c=first d=0")
           .impl<ref::h3_forward, ref::h3_backward, ref::h3_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(h3);
   return op;
