@@ -27,6 +27,7 @@ EXAMPLES = {  # by the meaning of the values; otherwise any number
     "index": "torch.zeros({}, dtype=torch.int64)",
     "positive": "0.5 + torch.rand({})",
     "unit_interval": "torch.rand({})",
+    "weights": "torch.rand({})",
     "log_decay": "-torch.rand({})",
 }
 

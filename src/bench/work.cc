@@ -36,6 +36,7 @@ void draw_row(Values kind, std::mt19937_64& random, double* row, int64_t count) 
   for (int64_t i = 0; i < count; ++i) {
     switch (kind) {
       case Values::feature_sums:
+      case Values::weights:
       case Values::unit_interval: row[i] = uniform(random); break;
       case Values::rounding: row[i] = 0; break;
       case Values::positive: row[i] = std::exp2(normal(random) / 4) * 1.95; break;

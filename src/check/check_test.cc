@@ -294,7 +294,7 @@ TEST(Sample, EveryOperator) {
       backward += c.backward;
       strided += c.strided;
     }
-    EXPECT_TRUE(empty > 0 || op->name == "distill_dof") << op->name;  // it asks for samples
+    EXPECT_GT(empty, 0) << op->name;
     EXPECT_GT(strided, 0) << op->name;
     EXPECT_EQ(backward > 0, op->differentiable()) << op->name;
   }
@@ -308,15 +308,15 @@ constexpr bool kAccuracy = false;
 constexpr bool kAccuracy = true;
 #endif
 TEST(RandomCases, Pass) {
-  Random random(11, "fast");
   for (const Op* op : all_ops()) {
+    Random random(12, op->name);  // a stream of its own: a change to one operator leaves the others' cases alone
     for (int i = 0; i < 40; ++i) {
       Case c;
       Result result;
       ASSERT_TRUE(sample_case(*op, random, {.cost = {4e6, 1e6}}, &c).ok());
       const Status status = run_case(c, &result);
       ASSERT_TRUE(status.ok()) << to_text(c) << ": " << status.message();
-      if (kAccuracy) EXPECT_TRUE(result.ok()) << "linnet check --case '" << result.text();
+      EXPECT_TRUE(result.ok() || !kAccuracy) << "linnet check --case '" << result.text();
     }
   }
 }

@@ -237,6 +237,7 @@ class Maker {
         case Values::feature_sums:
         case Values::unit_interval: x = random.uniform(); break;
         case Values::rounding: x = 0; break;
+        case Values::weights:  // gradients have them below a fraction: not near 0
         case Values::positive: x = std::exp2(2 * random.uniform() - 1); break;
         case Values::log_decay: x = -0.2 * std::abs(random.normal() * random.normal() * random.normal()); break;
         default: x = random.normal();
@@ -245,6 +246,10 @@ class Maker {
     // A sum that counts something (taylor2's first feature is 1): random signs of the others must not cancel a denominator.
     for (size_t row = 0; decl.values == Values::feature_sums && row < values.size(); row += static_cast<size_t>(width)) {
       values[row] = static_cast<double>(width);
+    }
+    // Weights of 0 switch off what they weigh, all but the first.
+    for (size_t i = 0; decl.values == Values::weights && c_.has_value("masked") && i < values.size(); ++i) {
+      if (i % static_cast<size_t>(width) != 0 && random.chance(0.15)) values[i] = 0;
     }
     for (size_t row = 0; row < values.size(); row += static_cast<size_t>(width)) {
       double factor = 1;
@@ -290,10 +295,14 @@ class Maker {
     }
   }
 
+  // All tokens are one token, whose numbers are made positive: a result that hangs on its one score q.k would otherwise carry
+  // the conditioning of that dot product, which no kernel can mend.
   void repeat_tokens(const TensorDecl& decl, Array* array) const {
     const std::vector<std::string> words = shape_words(decl);
     const size_t missing = words.size() - array->size.size();
-    const std::vector<double> values = array->values;
+    std::vector<double> values = array->values;
+    const bool any_sign = decl.values == Values::normal || decl.values == Values::unit_rows;
+    for (double& x : values) x = any_sign ? std::abs(x) : x;
     for_each(decl, array, [&](double& x, const std::vector<int64_t>& at) {
       int64_t index = 0;
       for (size_t d = missing; d < at.size(); ++d) {
@@ -451,7 +460,8 @@ Status accepts(const Case& c, Cost* cost) {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     if (c.op->cost == nullptr || (pass == Pass::backward && !c.backward)) continue;
     const Cost part = c.op->cost(maker.call().prepared_args(), maker.call().dims(), pass);
-    cost->flops += part.flops;
+    const bool slow = c.op->check_flops != nullptr;
+    cost->flops += slow ? c.op->check_flops(maker.call().prepared_args(), maker.call().dims(), pass) : part.flops;
     cost->bytes += part.bytes;
   }
   return {};

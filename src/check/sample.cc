@@ -42,7 +42,7 @@ int64_t draw_size(Kind kind, Random& random) {
     case Kind::channels:
       return random.pick({1, 2, 3, 4, 5, 7, 8, 12, 16, 16, 17, 24, 31, 32, 32, 33, 40, 48, 64, 64, 65, 80, 96, 128});
     case Kind::sequences: return random.between(1, 6);
-    case Kind::entries: return random.pick({1, 2, 3, 4, 5, 8, 16, 17});
+    case Kind::entries: return random.chance(0.02) ? 0 : random.pick({1, 2, 3, 4, 5, 8, 16, 17});
   }
   return 1;
 }

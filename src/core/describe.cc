@@ -25,6 +25,8 @@ const char* values_name(Values values) {
     case Values::log_decay: return "log_decay";
     case Values::positive: return "positive";
     case Values::finite: return "finite";
+    case Values::number: return "number";
+    case Values::weights: return "weights";
     case Values::offsets: return "offsets";
     case Values::lengths: return "lengths";
     case Values::starts: return "starts";

@@ -321,8 +321,21 @@ Status check_values(const Op& op, const TensorDecl& decl, const View& view, cons
 
 // Values that a declaration forbids, as far as they are floats: read only when the operator runs, not when its call is planned.
 Status check_numbers(const Op& op, const TensorDecl& decl, const View& view) {
-  const bool positive = decl.values == Values::positive;
-  if (!view.given() || (!positive && decl.values != Values::finite)) return {};
+  struct Rule {
+    Values values;
+    bool (*holds)(double x);
+    const char* expected;
+  };
+  static constexpr Rule kRules[] = {
+      {Values::positive, [](double x) { return x > 0; }, "a number above 0"},
+      {Values::finite, [](double x) { return !std::isinf(x); }, "a finite number"},
+      {Values::number, [](double x) { return std::isfinite(x); }, "a finite number"},
+      {Values::weights, [](double x) { return x >= 0; }, "a number that is at least 0"},
+  };
+  const auto rule = std::find_if(std::begin(kRules), std::end(kRules), [&](const Rule& r) { return r.values == decl.values; });
+  if (!view.given() || rule == std::end(kRules)) return {};
+  const int64_t width = view.rank == 0 ? 1 : view.size[view.rank - 1];
+  double largest = 0;  // of the row
   for (int64_t i = 0; i < view.elements(); ++i) {
     int64_t at[kMaxRank], offset = 0, rest = i;
     for (int d = view.rank - 1; d >= 0; --d) {
@@ -331,11 +344,17 @@ Status check_numbers(const Op& op, const TensorDecl& decl, const View& view) {
       rest /= view.size[d];
     }
     const double x = load_f64(view.data, view.dtype, offset);
-    if (positive ? x > 0 : !std::isinf(x)) continue;
-    std::string place;
-    for (int d = 0; d < view.rank; ++d) place += "[" + std::to_string(at[d]) + "]";
-    return bad_input(op.name + ": " + decl.name + place + " is " + number(x) + ", expected a " +
-                     (positive ? "number above 0" : "finite number"));
+    const auto place = [&](int dimensions) {
+      std::string text;
+      for (int d = 0; d < dimensions; ++d) text += "[" + std::to_string(at[d]) + "]";
+      return text;
+    };
+    if (!rule->holds(x)) {
+      return bad_input(op.name + ": " + decl.name + place(view.rank) + " is " + number(x) + ", expected " + rule->expected);
+    }
+    largest = i % width == 0 ? x : std::max(largest, x);
+    if (decl.values != Values::weights || i % width != width - 1 || largest > 0) continue;
+    return bad_input(op.name + ": " + decl.name + place(view.rank - 1) + " is 0 everywhere, expected a number above 0");
   }
   return {};
 }

@@ -50,6 +50,8 @@ enum class Values {
   log_decay,      // natural logarithm of a decay, <= 0 (random cases only)
   positive,       // above 0: checked when the operator runs
   finite,         // no infinity: checked when the operator runs
+  number,         // neither infinite nor NaN: checked when the operator runs
+  weights,        // at least 0, in each row one above 0: checked when the operator runs
   offsets,        // cu_seqlens: 0 first, non-decreasing, last = the letter `of`
   lengths,        // each in [0, letter `of`]: what lies at or behind it is not read
   starts,         // each in [0, letter `of`]: what lies before it is not read
@@ -151,6 +153,8 @@ struct Op {
   double (*largest_logit)(const void* args) = nullptr;  // of exponential weights, on a prepared f64 call; null: no such weights
   Status (*check)(const void* args, const Dims& dims) = nullptr;  // what the declaration cannot say; args are normalised
   Cost (*cost)(const void* args, const Dims& dims, Pass pass) = nullptr;
+  // Flops of checking a call, where the reference is of another order than the kernels (an exponential counts 16); null: `cost`.
+  double (*check_flops)(const void* args, const Dims& dims, Pass pass) = nullptr;
   size_t args_bytes = 0, out_bytes = 0, grads_bytes = 0;
   void (*construct)(void* args, void* out, void* grads) = nullptr;  // default values
 
@@ -328,6 +332,13 @@ class Declare {
   template <Cost (*F)(const Args&, const Dims&, Pass)>
   Declare& cost() {
     op_.cost = [](const void* args, const Dims& dims, Pass pass) { return F(*static_cast<const Args*>(args), dims, pass); };
+    return *this;
+  }
+  template <double (*F)(const Args&, const Dims&, Pass)>
+  Declare& check_flops() {
+    op_.check_flops = [](const void* args, const Dims& dims, Pass pass) {
+      return F(*static_cast<const Args*>(args), dims, pass);
+    };
     return *this;
   }
   // forward(args, out, launch); backward(args, out, grads, launch) or nullptr; workspace(args, pass, workers) in bytes.

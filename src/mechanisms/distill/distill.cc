@@ -38,6 +38,12 @@ Cost cost_distill(const DistillArgs& args, const Dims& dims, Pass pass) {
   return {(pass == Pass::forward ? 1 : 3) * forward,
           static_cast<double>(dtype_size(args.q.dtype)) * rows * 2 * (K + V) * (pass == Pass::forward ? 1 : 2)};
 }
+// The losses, in every run of a check, and the reference take two exponentials per pair and feature.
+double check_distill_flops(const DistillArgs&, const Dims& dims, Pass pass) {
+  const auto size = [&](const char* letter) { return static_cast<double>(dims[letter]); };
+  const double pairs = size("B") * size("H") * size("T") * size("T");
+  return pairs * (100 * size("M") + 20 * (size("K") + size("V")) + 200) * (pass == Pass::forward ? 1 : 0.5);
+}
 Cost cost_decode(const DistillDecodeArgs&, const Dims& dims, Pass) {
   const double state = static_cast<double>(dims["B"] * dims["H"] * dims["M"]);
   const double width = static_cast<double>(dims["V"]), T = static_cast<double>(dims["T"]);
@@ -54,7 +60,10 @@ Cost cost_pairs(const Dims& dims) {
 Cost cost_balance(const DistillBalanceArgs&, const Dims& dims, Pass) {
   const double rows = static_cast<double>(dims["E"] * dims["H"] * dims["T"]), T = static_cast<double>(dims["T"]);
   const double K = static_cast<double>(dims["K"]), V = static_cast<double>(dims["V"]), M = static_cast<double>(dims["M"]);
-  return {rows * T * 8 * (2 * K + V + 4 * M) + static_cast<double>(dims["H"]) * 100 * K * K * K, rows * 8 * (2 * K + 2 * V)};
+  // Three of the four results weigh each pair by M exponentials, 16 flops each; six matrix functions of K x K per head, each
+  // about eight sweeps of Jacobi rotations.
+  const double pairs = rows * T * (8 * (K + V) + 3 * 20 * M), moments = 8 * rows * K * K;
+  return {pairs + moments + static_cast<double>(dims["H"]) * 500 * K * K * K, rows * 8 * (2 * K + 2 * V)};
 }
 Cost cost_window(const DistillWindowArgs&, const Dims& dims, Pass) {
   Cost cost = cost_pairs(dims);
@@ -63,9 +72,10 @@ Cost cost_window(const DistillWindowArgs&, const Dims& dims, Pass) {
   return cost;
 }
 
-Cost cost_alloc(const DistillAllocArgs&, const Dims& dims, Pass) {
-  const double entries = static_cast<double>(dims["S"] * dims["H"]);
-  return {200 * entries, 8 * entries};
+// The bisection of dims_exact; each dimension that dims_greedy gives goes to the best of all layers.
+Cost cost_alloc(const DistillAllocArgs& args, const Dims& dims, Pass) {
+  const double S = static_cast<double>(dims["S"]), entries = S * static_cast<double>(dims["H"]);
+  return {200 * S + entries + S * S * (8 + 4 * std::min(args.cost, static_cast<double>(dims["R"]))), 8 * entries};
 }
 
 Status check_distill(const DistillArgs&, const Dims& dims) {
@@ -118,7 +128,7 @@ const Op& distill_op() {
           .input("k", &A::k, "B S H K", "keys, as they enter the score; S = T").grad(&G::dk)
           .input("v", &A::v, "B S H V", "values").grad(&G::dv)
           .input("z", &A::z, "H M K", "feature directions").element(Element::param).grad(&G::dz)
-          .input("alpha", &A::alpha, "H M", "feature weights, > 0").element(Element::param).values(Values::unit_interval).grad(&G::dalpha)
+          .input("alpha", &A::alpha, "H M", "feature weights; 0 switches one off").element(Element::param).values(Values::weights).grad(&G::dalpha)
           .input("key_mask", &A::key_mask, "B S", "keys with 0 take no part").element(Element::mask).optional()
           .input("key_logw", &A::key_logw, "B S H", "added to the logarithm of each key's weight").element(Element::acc).optional().grad(&G::dkey_logw)
           .output("out", &O::out, "B T H V", "the output").grad(&G::dout)
@@ -142,6 +152,7 @@ const Op& distill_op() {
           .largest_logit<largest_logit>()
           .check<check_distill>()
           .cost<cost_distill>()
+          .check_flops<check_distill_flops>()
           .bench("B=1 T=8192 S=T H=8 K=64 V=K M=64|128 causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .compare("64 random", "z=normal alpha=1 M=64")
           .impl<ref::distill_forward, ref::distill_backward, ref::distill_workspace>("ref", always_available)
@@ -159,7 +170,7 @@ const Op& distill_decode_op() {
           .input("k", &A::k, "B T H K", "keys of the new tokens")
           .input("v", &A::v, "B T H V", "values of the new tokens")
           .input("z", &A::z, "H M K", "feature directions").element(Element::param)
-          .input("alpha", &A::alpha, "H M", "feature weights, > 0").element(Element::param).values(Values::unit_interval)
+          .input("alpha", &A::alpha, "H M", "feature weights; 0 switches one off").element(Element::param).values(Values::weights)
           .input("state", &A::state, "B H M V", "sums of values, in units of exp(c); read and overwritten").element(Element::acc).mutated()
           .input("n", &A::n, "B H M", "sums of weights, in units of exp(c); read and overwritten").element(Element::acc).values(Values::unit_interval).mutated()
           .input("c", &A::c, "B H M", "largest log feature of the keys so far, -inf at first; read and overwritten").element(Element::acc).mutated()
@@ -181,8 +192,8 @@ const Op& distill_dof_op() {
   static const Op op =
       Declare<A, O, DistillDofGrads>("distill_dof", "distill", "degrees of freedom of the softmax kernel on samples, and leverage scores")
           .equation("N(lambda) = sum_i e_i / (e_i + lambda),  e the eigenvalues of the Gram matrix: whole (gram), / J (mean), / trace (trace)")
-          .input("x", &A::x, "T D", "samples of one head's queries and keys")
-          .input("lambda", &A::lambda, "N", "tolerances, > 0").element(Element::param).values(Values::unit_interval)
+          .input("x", &A::x, "T D", "samples of one head's queries and keys").values(Values::number)
+          .input("lambda", &A::lambda, "N", "tolerances, > 0").element(Element::param).values(Values::positive)
           .input("z", &A::z, "P D", "candidate directions for the leverage scores; none: 0 rows").element(Element::param)
           .output("dof_softmax_mean", &O::dof_softmax_mean, "N", "kernel exp(x.y / sqrt D), eigenvalues / J").element(Element::acc).optional()
           .output("dof_softmax_gram", &O::dof_softmax_gram, "N", "eigenvalues as they are").element(Element::acc).optional()
@@ -209,7 +220,7 @@ const Op& distill_alloc_op() {
   static const Op op =
       Declare<A, O, DistillAllocGrads>("distill_alloc", "distill", "feature dimensions per layer under a budget")
           .equation("M_s = round(cost S n_s / sum n),  n_s = max over heads of dof")
-          .input("dof", &A::dof, "S H", "degrees of freedom of each layer's heads").values(Values::unit_interval)
+          .input("dof", &A::dof, "S H", "degrees of freedom of each layer's heads").values(Values::weights)
           .input("spectra", &A::spectra, "S R", "eigenvalues of each layer, descending, for dims_greedy").values(Values::unit_interval).optional()
           .input("weights", &A::weights, "S", "what an error in a layer costs; 1 when absent").values(Values::unit_interval).optional()
           .output("dims", &O::dims, "S", "the paper's rule").element(Element::index).optional()
@@ -239,7 +250,7 @@ const Op& distill_balance_op() {
           .input("k", &A::k, "E T H K", "keys")
           .input("v", &A::v, "E T H V", "values")
           .input("z", &A::z, "H M K", "feature directions").element(Element::param)
-          .input("alpha", &A::alpha, "H M", "feature weights, > 0").element(Element::param).values(Values::unit_interval)
+          .input("alpha", &A::alpha, "H M", "feature weights; 0 switches one off").element(Element::param).values(Values::weights)
           .output("q_mean", &O::q_mean, "H K", "mean query").element(Element::acc).optional()
           .output("k_mean", &O::k_mean, "H K", "mean key").element(Element::acc).optional()
           .output("A", &O::A, "H K K", "symmetric, A Sq A = A^-1 Sk A^-1").element(Element::acc).optional()

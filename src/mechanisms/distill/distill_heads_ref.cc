@@ -133,15 +133,15 @@ void log_features(const Balance& r, const DistillBalanceArgs& args, int64_t h, c
   }
 }
 
-// out of row i from the log weights of its keys
+// out of row i from the log weights of its keys, which it overwrites
 void mix(const Balance& r, const View& v, const View& out, int64_t b, int64_t h, int64_t i, int64_t keys) {
   double top = -HUGE_VAL, sum = 0;
   for (int64_t j = 0; j < keys; ++j) top = std::max(top, r.log_a[j]);
-  for (int64_t j = 0; j < keys; ++j) sum += std::exp(r.log_a[j] - top);
+  for (int64_t j = 0; j < keys; ++j) sum += r.log_a[j] = std::exp(r.log_a[j] - top);
   for (int64_t c = 0; c < r.V; ++c) {
     double total = 0;
-    for (int64_t j = 0; j < keys; ++j) total += std::exp(r.log_a[j] - top) / sum * get(v, b, j, h, c);
-    put(out, total, b, i, h, c);
+    for (int64_t j = 0; j < keys; ++j) total += r.log_a[j] * get(v, b, j, h, c);
+    put(out, total / sum, b, i, h, c);
   }
 }
 double log_weight(const Balance& r, int64_t i, int64_t j) {

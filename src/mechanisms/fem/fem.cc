@@ -87,6 +87,14 @@ Cost cost_read(const FemReadArgs& args, const Dims& dims, Pass pass) {
   return {flops, forward ? bytes : 2 * bytes};
 }
 
+// The reference writes every row of the prior out, with exponentials for each channel; prior ssm runs its scan.
+double check_read_flops(const FemReadArgs& args, const Dims& dims, Pass pass) {
+  const auto size = [&](const char* letter) { return static_cast<double>(dims[letter]); };
+  const double T = size("T"), K = size("K"), V = size("V"), rows = size("B") * size("H") * T, times = pass == Pass::forward ? 1 : 3;
+  if (args.prior == FemPrior::ssm) return times * rows * V * (size("R") * 3 * 20 + 40);
+  return times * rows * T * (4 * K + (args.prior == FemPrior::aft ? 100 : 50) * V);
+}
+
 }  // namespace
 
 // clang-format off
@@ -126,6 +134,7 @@ const Op& fem_read_op() {
           .check<check_read>()
           .largest_logit<ref::fem_read_largest_logit>()
           .cost<cost_read>()
+          .check_flops<check_read_flops>()
           .bench("B=1 S=4096 H=8 K=64|128 V=K//2 prior=softmax with=q,k,g dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 S=1024 H=2 K=64 V=K//2 prior=linear with=q,k,g dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 S=1024 H=2 K=64 V=K//2 prior=gated with=q,k,a,g dtype=f32 pass=fwd|fwd+bwd")

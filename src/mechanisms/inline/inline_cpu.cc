@@ -99,7 +99,8 @@ struct ResidualPlan {
   int64_t B, H, D, ld, height, width, prefix;
   T* r;
   T* dr;          // [B, H, 9, ld], backward
-  double* mlp;    // [H, 4, D] scratch of the coefficient network: hidden, its slope, and their gradients
+  View mask;      // [B, T] or absent
+  double* mlp;    // [H, B, 3, D] scratch of the coefficient network: hidden, its slope, and the gradient before it
   T* rows;        // [B, T, H, D] when the tensors are 16-bit: what attention leaves for the residual to add to
   char* scratch;  // per worker: 3 rows of v, 3 of dout, one of results, each [width, ld]
   int64_t scratch_bytes;
@@ -116,7 +117,8 @@ ResidualPlan<T> residual_plan(Arena& arena, const InlineResidualArgs& args, bool
   p.prefix = args.prefix;
   p.r = arena.take<T>(p.B * p.H * 9 * p.ld);
   if (backward) p.dr = arena.take<T>(p.B * p.H * 9 * p.ld);
-  p.mlp = arena.take<double>(p.H * 4 * p.D);
+  p.mask = args.mask;
+  p.mlp = arena.take<double>(p.H * p.B * 3 * p.D);
   if (args.q.dtype != kDtype<T>) p.rows = arena.take<T>(args.q.elements());
   p.scratch_bytes = (7 * p.width * p.ld * static_cast<int64_t>(sizeof(T)) + 127) / 128 * 128;
   p.scratch = arena.take<char>(workers * p.scratch_bytes);
@@ -144,8 +146,8 @@ void hidden_of(const InlineResidualArgs& args, int64_t D, int64_t b, int64_t h, 
 template <class T>
 void coefficients(const ResidualPlan<T>& p, const InlineResidualArgs& args, const View& r, const Launch& launch) {
   parallel(launch, p.H, [&](int64_t h, int) {
-    double* value = p.mlp + h * 4 * p.D;
     for (int64_t b = 0; b < p.B; ++b) {
+      double* value = p.mlp + (h * p.B + b) * 3 * p.D;
       T* to = p.r + (b * p.H + h) * 9 * p.ld;
       for (int64_t i = 0; i < 9 * p.ld; ++i) to[i] = 0;
       hidden_of(args, p.D, b, h, value, value + p.D);
@@ -166,6 +168,20 @@ template <class T>
 void load_grid(const ResidualPlan<T>& p, const View& view, int64_t b, int64_t h, int64_t y, T* to) {
   load_rows<T>(view, b * view.stride[0] + (p.prefix + y * p.width) * view.stride[1] + h * view.stride[2], view.stride[1],
                static_cast<int>(p.width), static_cast<int>(p.D), to, p.ld);
+}
+
+// Zeros for the masked tokens of a row of the grid: to the residual they are as what lies outside of it.
+template <class T>
+void clear_masked(const ResidualPlan<T>& p, int64_t b, int64_t y, T* row) {
+  for (int64_t x = 0; p.mask.given() && x < p.width; ++x) {
+    if (*p.mask.template at<const uint8_t>(b, p.prefix + y * p.width + x) != 0) continue;
+    for (int64_t c = 0; c < p.ld; ++c) row[x * p.ld + c] = 0;
+  }
+}
+template <class T>
+void load_values(const ResidualPlan<T>& p, const View& v, int64_t b, int64_t h, int64_t y, T* to) {
+  load_grid(p, v, b, h, y, to);
+  clear_masked(p, b, y, to);
 }
 
 // to[y, x] += sum_tap r[tap] from[y + dy, x + dx], rows y - 1, y, y + 1 of `from` in window[(y + dy) % 3]; kTurned: of the
@@ -223,17 +239,18 @@ void residual_head(const ResidualPlan<T>& p, const View& v, const View& dout, co
     return;
   }
   if (attention.given() && attention.data != result.data) copy_prefix(p, attention, result, b, h, to);
-  load_grid(p, v, b, h, 0, values[0]);
+  load_values(p, v, b, h, 0, values[0]);
   if (backward) load_grid(p, dout, b, h, 0, slopes[0]);
   for (int64_t y = 0; y < p.height; ++y) {
     if (y + 1 < p.height) {
-      load_grid(p, v, b, h, y + 1, values[(y + 1) % 3]);
+      load_values(p, v, b, h, y + 1, values[(y + 1) % 3]);
       if (backward) load_grid(p, dout, b, h, y + 1, slopes[(y + 1) % 3]);
     }
     if (result.given()) {
       load_grid(p, attention, b, h, y, to);
       if (backward) {
         add_taps<true>(p, r, slopes, y, to);
+        clear_masked(p, b, y, to);
       } else {
         add_taps<false>(p, r, values, y, to);
       }
@@ -257,52 +274,45 @@ void residual_head(const ResidualPlan<T>& p, const View& v, const View& dout, co
   }
 }
 
-// From dr through the two maps: sums over the batch in double, in order.
+// From dr through the two maps. An entry of a parameter's gradient is summed over the batch in double and rounded once.
 template <class T>
 void network_backward(const ResidualPlan<T>& p, const InlineResidualArgs& args, const InlineResidualGrads& grads,
                       const Launch& launch) {
   const int64_t D = p.D;
   parallel(launch, p.H, [&](int64_t h, int) {
-    double* value = p.mlp + h * 4 * D;
-    double* slope = value + D;
-    double* dpre = value + 2 * D;
     const auto put = [](const View& view, double x, int64_t i, int64_t j, int64_t k) {
       store_f64(view.data, view.dtype, i * view.stride[0] + j * view.stride[1] + k * view.stride[2], x);
     };
-    // A parameter's entry is the sum over the batch: kept in the result while it grows where its type is wide enough, else each
-    // entry would round once per batch row; B is small and both forms stay within the gates.
-    const auto add = [&](const View& view, double x, bool first, int64_t i, int64_t j, int64_t k) {
-      if (view.given()) put(view, first ? x : entry(view, i, j, k) + x, i, j, k);
+    const auto value = [&](int64_t b) { return p.mlp + (h * p.B + b) * 3 * D; };
+    const auto dpre = [&](int64_t b) { return value(b) + 2 * D; };
+    const auto dr = [&](int64_t b, int64_t i) { return static_cast<double>(p.dr[((b * p.H + h) * 9 + i % 9) * p.ld + i / 9]); };
+    const auto over_batch = [&](const View& view, int64_t i, int64_t c, const auto& part) {
+      if (!view.given()) return;
+      double sum = 0;
+      for (int64_t b = 0; b < p.B; ++b) sum += part(b);
+      put(view, sum, h, i, c);
     };
     for (int64_t b = 0; b < p.B; ++b) {
-      const T* dr = p.dr + (b * p.H + h) * 9 * p.ld;
-      hidden_of(args, D, b, h, value, slope);
-      for (int64_t c = 0; c < D; ++c) dpre[c] = 0;
-      for (int64_t i = 0; i < 9 * D; ++i) {
-        const double d = static_cast<double>(dr[i % 9 * p.ld + i / 9]);
-        add(grads.db2, d, b == 0, h, i, 0);
-        for (int64_t c = 0; c < D; ++c) {
-          dpre[c] += entry(args.w2, h, i, c) * d;
-          add(grads.dw2, d * value[c], b == 0, h, i, c);
-        }
-      }
-      for (int64_t c = 0; c < D; ++c) dpre[c] *= slope[c];
-      for (int64_t i = 0; i < D; ++i) {
-        add(grads.db1, dpre[i], b == 0, h, i, 0);
-        for (int64_t c = 0; c < D; ++c) add(grads.dw1, dpre[i] * entry(args.pooled, b, h, c), b == 0, h, i, c);
+      hidden_of(args, D, b, h, value(b), value(b) + D);
+      for (int64_t c = 0; c < D; ++c) {
+        double sum = 0;
+        for (int64_t i = 0; i < 9 * D; ++i) sum += entry(args.w2, h, i, c) * dr(b, i);
+        dpre(b)[c] = sum * value(b)[D + c];
       }
       for (int64_t c = 0; grads.dpooled.given() && c < D; ++c) {
         double sum = 0;
-        for (int64_t i = 0; i < D; ++i) sum += entry(args.w1, h, i, c) * dpre[i];
+        for (int64_t i = 0; i < D; ++i) sum += entry(args.w1, h, i, c) * dpre(b)[i];
         put(grads.dpooled, sum, b, h, c);
       }
     }
-    for (int64_t i = 0; p.B == 0 && i < 9 * D; ++i) {
-      add(grads.db2, 0, true, h, i, 0);
-      if (i < D) add(grads.db1, 0, true, h, i, 0);
+    for (int64_t i = 0; i < 9 * D; ++i) {
+      over_batch(grads.db2, i, 0, [&](int64_t b) { return dr(b, i); });
+      for (int64_t c = 0; c < D; ++c) over_batch(grads.dw2, i, c, [&](int64_t b) { return dr(b, i) * value(b)[c]; });
+    }
+    for (int64_t i = 0; i < D; ++i) {
+      over_batch(grads.db1, i, 0, [&](int64_t b) { return dpre(b)[i]; });
       for (int64_t c = 0; c < D; ++c) {
-        add(grads.dw2, 0, true, h, i, c);
-        if (i < D) add(grads.dw1, 0, true, h, i, c);
+        over_batch(grads.dw1, i, c, [&](int64_t b) { return dpre(b)[i] * entry(args.pooled, b, h, c); });
       }
     }
   });

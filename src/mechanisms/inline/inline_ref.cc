@@ -16,7 +16,7 @@ double phi(InlineKernel kernel, double x) {
     case InlineKernel::identity: return x;
     case InlineKernel::relu: return x <= 0 ? 0 : x;  // keeps NaN
     case InlineKernel::leakyrelu: return x > 0 ? x : 0.01 * x;
-    case InlineKernel::exp: return std::exp(kInlineExponent * std::fmin(x, kInlineLargest));
+    case InlineKernel::exp: return std::exp(kInlineExponent * (x > kInlineLargest ? kInlineLargest : x));  // keeps NaN
   }
   return x;
 }
@@ -30,7 +30,7 @@ double phi_slope(InlineKernel kernel, double x) {
   return 1;
 }
 void map_row(InlineKernel kernel, int64_t n, const double* x, double* f) {
-  for (int64_t c = 0; c < n; ++c) f[c] = x[c] != x[c] ? x[c] : phi(kernel, x[c]);
+  for (int64_t c = 0; c < n; ++c) f[c] = phi(kernel, x[c]);
 }
 
 // The attention of one call; `out` and `dv` may be doubles of the workspace, to which a residual is added.
@@ -365,6 +365,7 @@ void inline_residual_forward(const InlineResidualArgs& args, const InlineResidua
       x.coefficients(args, b, h);
       for (int64_t i = 0; out.r.given() && i < 9 * x.D; ++i) put(out.r, x.r[i], b, h, i / 9, i % 9);
       x.pairs([&](int64_t to, int64_t tap, int64_t from) {
+        if (!takes_part(args.mask, b, from)) return;
         for (int64_t c = 0; c < x.D; ++c) *rows.at<double>(b, to, h, c) += x.r[c * 9 + tap] * get(args.v, b, from, h, c);
       });
     }
@@ -392,6 +393,7 @@ void inline_residual_backward(const InlineResidualArgs& args, const InlineResidu
       x.coefficients(args, b, h);
       for (int64_t i = 0; i < 9 * D; ++i) x.dr[i] = 0;
       x.pairs([&](int64_t to, int64_t tap, int64_t from) {
+        if (!takes_part(args.mask, b, from)) return;
         for (int64_t c = 0; grads.dout.given() && c < D; ++c) {
           const double g = get(grads.dout, b, to, h, c);
           x.dr[c * 9 + tap] += g * get(args.v, b, from, h, c);

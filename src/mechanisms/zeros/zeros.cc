@@ -25,6 +25,12 @@ Cost cost_zeros(const ZerosArgs& args, const Dims& dims, Pass pass) {
   if (pass == Pass::forward) return {rows * (12 * K * V + C * (K + V)), bytes};
   return {rows * (24 * K * V + C * (4 * K + 3 * V)), 2 * bytes};
 }
+// The reference writes every row of weights out: six exponentials and kin per pair.
+double check_zeros_flops(const ZerosArgs&, const Dims& dims, Pass pass) {
+  const auto size = [&](const char* letter) { return static_cast<double>(dims[letter]); };
+  const double pairs = size("B") * size("H") * size("T") * size("T");
+  return pairs * (100 + (pass == Pass::forward ? 4 : 16) * (size("K") + size("V")));
+}
 Cost cost_decode(const ZerosDecodeArgs&, const Dims& dims, Pass) {
   const double state = 3 * static_cast<double>(dims["B"] * dims["H"] * dims["K"] * dims["V"]);
   return {4 * state * static_cast<double>(dims["T"]), 8 * state};
@@ -67,6 +73,7 @@ const Op& zeros_op() {
           .check<check_zeros>()
           .largest_logit<ref::zeros_largest_logit>()
           .cost<cost_zeros>()
+          .check_flops<check_zeros_flops>()
           .bench("B=1 T=8192 H=8 K=64|128 V=K causal=1 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=1024|4096|16384|65536 H=4 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=8 K=64 V=K causal=0 dtype=f32 pass=fwd|fwd+bwd")
