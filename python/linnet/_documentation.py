@@ -28,6 +28,7 @@ EXAMPLES = {  # by the meaning of the values; otherwise any number
     "positive": "0.5 + torch.rand({})",
     "unit_interval": "torch.rand({})",
     "weights": "torch.rand({})",
+    "gain": "1 + torch.rand({})",
     "log_decay": "-torch.rand({})",
 }
 

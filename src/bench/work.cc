@@ -38,6 +38,7 @@ void draw_row(Values kind, std::mt19937_64& random, double* row, int64_t count) 
       case Values::feature_sums:
       case Values::weights:
       case Values::unit_interval: row[i] = uniform(random); break;
+      case Values::gain: row[i] = 1 + uniform(random); break;
       case Values::rounding: row[i] = 0; break;
       case Values::positive: row[i] = std::exp2(normal(random) / 4) * 1.95; break;
       case Values::log_decay: row[i] = -0.1 * std::exp(normal(random)); break;

@@ -236,6 +236,7 @@ class Maker {
       switch (decl.values) {
         case Values::feature_sums:
         case Values::unit_interval: x = random.uniform(); break;
+        case Values::gain: x = 1 + random.uniform(); break;
         case Values::rounding: x = 0; break;
         case Values::weights:  // gradients have them below a fraction: not near 0
         case Values::positive: x = std::exp2(2 * random.uniform() - 1); break;

@@ -20,6 +20,7 @@ const char* values_name(Values values) {
     case Values::logits: return "logits";
     case Values::unit_rows: return "unit_rows";
     case Values::unit_interval: return "unit_interval";
+    case Values::gain: return "gain";
     case Values::feature_sums: return "feature_sums";
     case Values::rounding: return "rounding";
     case Values::log_decay: return "log_decay";

@@ -45,6 +45,7 @@ enum class Values {
   logits,         // natural logarithms of weights: any real number, or -inf: masked; an error counts against at least 1
   unit_rows,      // rows of length one (random cases only)
   unit_interval,  // [0, 1] (random cases only)
+  gain,           // a factor, 1 to 2 (random cases only)
   feature_sums,   // sums of features: positive, the first the largest (random cases only)
   rounding,       // what rounding took from a state, zeros at first: its value is nobody's, and is not compared
   log_decay,      // natural logarithm of a decay, <= 0 (random cases only)
@@ -153,7 +154,8 @@ struct Op {
   double (*largest_logit)(const void* args) = nullptr;  // of exponential weights, on a prepared f64 call; null: no such weights
   Status (*check)(const void* args, const Dims& dims) = nullptr;  // what the declaration cannot say; args are normalised
   Cost (*cost)(const void* args, const Dims& dims, Pass pass) = nullptr;
-  // Flops of checking a call, where the reference is of another order than the kernels (an exponential counts 16); null: `cost`.
+  // Flops of checking a call, where the reference is of another order than the kernels (an exponential counts 16); null:
+  // `cost`.
   double (*check_flops)(const void* args, const Dims& dims, Pass pass) = nullptr;
   size_t args_bytes = 0, out_bytes = 0, grads_bytes = 0;
   void (*construct)(void* args, void* out, void* grads) = nullptr;  // default values

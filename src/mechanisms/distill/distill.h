@@ -8,6 +8,7 @@
 #pragma once
 
 #include "../../core/args.h"
+#include "../../core/half.h"
 
 namespace linnet {
 
@@ -126,6 +127,15 @@ LINNET_KERNELS(distill_window, DistillWindowArgs, DistillWindowOut, DistillWindo
 
 LINNET_INLINE double distill_scale(const Maybe& scale, int64_t K) {  // what multiplies q, so that its scores have scale K^-0.5
   return scale.given ? scale.value * __builtin_sqrt(static_cast<double>(K)) : 1;
+}
+
+// Whether one feature alone of head h counts: every key then has the same share for all queries, which get no gradient.
+LINNET_INLINE bool distill_one_feature(const View& alpha, int64_t h) {
+  int64_t count = 0;
+  for (int64_t m = 0; m < alpha.size[1]; ++m) {
+    count += load_f64(alpha.data, alpha.dtype, h * alpha.stride[0] + m * alpha.stride[1]) > 0 ? 1 : 0;
+  }
+  return count <= 1;
 }
 
 // The teacher's output, losses and their gradients of one head; in double, tile-free, one row of scores at a time. Shared by

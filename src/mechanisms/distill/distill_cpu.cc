@@ -256,6 +256,10 @@ void distill_backward(const DistillArgs& args, const DistillOut&, const DistillG
     inner.dk = View::dense(r.dlk, kDtype<T>, {s.B, s.T, s.H, s.M});
     inner.dv = View::dense(r.dv, kDtype<T>, {s.B, s.T, s.H, s.V});
     linear_backward(linear_args(args, s, r), linear_out(s, r), inner, rest);
+    for (int64_t h = 0; h < s.H; ++h) {
+      if (!distill_one_feature(args.alpha, h)) continue;
+      for (int64_t i = 0; i < s.B * s.T * s.M; ++i) r.dlq[(i / s.M * s.H + h) * s.M + i % s.M] = 0;
+    }
     each_chunk(s, launch, [&](int64_t b, int64_t h, int64_t at, int rows, int worker) {
       const Tile tile = tile_of(r, s, worker);
       for (const bool key : {false, true}) {

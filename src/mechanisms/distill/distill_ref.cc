@@ -146,7 +146,8 @@ void distill_backward(const DistillArgs& args, const DistillOut&, const DistillG
   for (int64_t b = 0; b < s.B; ++b) {
     for (int64_t t = 0; t < s.T; ++t) {
       for (int64_t h = 0; h < s.H; ++h) {
-        const double* dlq = r.dlq.at<double>(b, t, h);
+        double* dlq = r.dlq.at<double>(b, t, h);
+        for (int64_t m = 0; distill_one_feature(args.alpha, h) && m < s.M; ++m) dlq[m] = 0;
         const double* dlk = r.dlk.at<double>(b, t, h);
         const bool kept = takes_part(args.key_mask, b, t);
         double total = 0;

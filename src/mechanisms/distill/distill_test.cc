@@ -142,7 +142,8 @@ TEST(Distill, Refusals) {
   EXPECT_EQ(refusal("distill_dof", {{"x", constant({0, 3}, 0)}, {"lambda", constant({1}, 1)}, {"z", constant({0, 3}, 0)}}),
             "distill_dof: x has 0 samples, expected at least 1");
   const auto dof = [](double sample, double lambda) {
-    return refusal("distill_dof", {{"x", constant({2, 3}, sample)}, {"lambda", constant({1}, lambda)}, {"z", constant({0, 3}, 0)}});
+    return refusal("distill_dof",
+                   {{"x", constant({2, 3}, sample)}, {"lambda", constant({1}, lambda)}, {"z", constant({0, 3}, 0)}});
   };
   EXPECT_EQ(dof(1, 0), "distill_dof: lambda[0] is 0, expected a number above 0");
   EXPECT_EQ(dof(1, -2), "distill_dof: lambda[0] is -2, expected a number above 0");

@@ -73,8 +73,8 @@ Status check_map(const std::string& op, const Args& args, const Dims& dims) {
                      " with map " + name);
   }
   if (w && rank == 3 && dims["R"] == 0) return bad_input(op + ": w has 0 columns, expected at least 1");
-  if (proj && dims["M"] < 2) {  // with one feature every key has the same share
-    return bad_input(op + ": proj has " + std::to_string(dims["M"]) + " rows, expected at least 2");
+  if (proj && dims["M"] == 0) {
+    return bad_input(op + ": proj has 0 rows, expected at least 1");
   }
   const bool is_signed = m == FeaturesMap::identity || m == FeaturesMap::cosine;
   if (is_signed && (args.normalizer == Normalizer::add || args.normalizer == Normalizer::max)) {
@@ -125,7 +125,8 @@ Status check_decode(const FeaturesDecodeArgs& args, const Dims& dims) {
 }
 
 // The largest exponent of the maps that exponentiate, on a prepared f64 call.
-double largest_logit(const FeaturesArgs& args) {
+template <class Args>
+double largest_logit(const Args& args) {
   const FeaturesMap m = args.map;
   const bool projects = m == FeaturesMap::hedgehog || m == FeaturesMap::hedgehog_exp || m == FeaturesMap::hedgehog_joint;
   const bool favor = m == FeaturesMap::favor || m == FeaturesMap::favor_hyp;
@@ -139,7 +140,9 @@ double largest_logit(const FeaturesArgs& args) {
     for (int64_t row = 0; row < x->size[0] * x->size[1] * x->size[2]; ++row) {
       const int64_t h = row % x->size[2], t = row / x->size[2] % x->size[1], b = row / (x->size[2] * x->size[1]),
                     K = x->size[3];
-      if (x == &args.k && args.key_mask.given() && *args.key_mask.at<const uint8_t>(b, t) == 0) continue;
+      if constexpr (requires { args.key_mask; }) {
+        if (x == &args.k && args.key_mask.given() && *args.key_mask.template at<const uint8_t>(b, t) == 0) continue;
+      }
       double squares = 0;
       for (int64_t c = 0; c < K; ++c) {
         const double e = value(*x, b, t, h, c);
@@ -226,7 +229,7 @@ const Op& features_op() {
           .option("max_length", &A::max_length, 0, kAnyCount, "map cosformer: M; 0: the longer of q and k").unsampled()
           .letter_by("F", "map", widths())
           .growing()
-          .largest_logit<largest_logit>()
+          .largest_logit<largest_logit<FeaturesArgs>>()
           .check<check_features>()
           .cost<cost_features>()
           .bench("B=1 T=8192 S=T H=8 K=64 V=K map=elu1|cosine|relu2|exp|cosformer|dpfp causal=1 dtype=f32 pass=fwd|fwd+bwd")
@@ -266,6 +269,7 @@ const Op& features_decode_op() {
           .option("max_length", &A::max_length, 0, kAnyCount, "map cosformer: M, fixed beforehand")
           .option("position", &A::position, 0, kAnyCount, "map cosformer: how many tokens came before").unsampled()
           .letter_by("F", "map", widths())
+          .largest_logit<largest_logit<FeaturesDecodeArgs>>()
           .growing()
           .check<check_decode>()
           .cost<cost_decode>()

@@ -151,7 +151,8 @@ RowMap<T> row_map(const FeatureSelf<T>& m, int64_t params) {
           params,
           features_apply<T>,
           top ? features_tops<T> : nullptr,
-          features_backward_rows<T>};
+          features_backward_rows<T>,
+          m.s.map == FeaturesMap::taylor && m.s.K > 0 ? 1 / __builtin_sqrt(static_cast<double>(m.s.K)) : 0};
 }
 
 // ---- focused

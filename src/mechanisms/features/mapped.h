@@ -6,8 +6,8 @@
 //   o_i = num_i / (d_i + eps)   |   num_i / max(d_i, eps)   |   num_i
 //   centred: o_i = num_i / n_i + (1 - d_i / n_i) zv_i / n_i   with keys phi(k) - k0, n_i keys, zv_i the sum of their values
 //
-// Values lose v0, the mean of the head's first chunk, and results gain it: the gradients' difference G.v_j - G.o_i is then
-// taken between small numbers. k0 (centred only) and v0 get no gradient; they cancel.
+// In the backward, and in both passes of a centred call, values lose v0, the mean of the head's first chunk: the gradients'
+// difference G.v_j - G.o_i is then taken between small numbers. k0 (centred only) and v0 get no gradient; they cancel.
 //
 // A map is a pair of functions over rows of dense scratch: everything else is compiled once, whatever the map.
 #pragma once
@@ -43,6 +43,9 @@ struct RowMap {
   // dx [rows, ldx] = J(x)^T df; df [rows, ldf] may be overwritten; dparam += its part, when not null
   void (*backward)(const void* self, const MapRows& at, const T* x, int64_t ldx, T* df, int64_t ldf, T* dx, T* dparam,
                    T* scratch) = nullptr;
+  // Maps with phi(q).phi(k) = 1 + s + s^2 / 2, s = polynomial_scale q.k, say so: weights inside a chunk then come from s, with
+  // K terms instead of F, which cancel less. 0: no such map.
+  double polynomial_scale = 0;
 };
 
 template <class T>

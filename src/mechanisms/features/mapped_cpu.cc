@@ -134,6 +134,7 @@ struct Mapped {
     T* factors;  // [C]
     T* local;    // [ldf or ldv]
     T* scratch;  // of the map
+    T* turned;   // [K, C], maps with a polynomial
   };
   Spare cut_spare(Arena& arena) const {
     const int64_t wide = ldf() > ldv() ? ldf() : ldv();
@@ -145,6 +146,7 @@ struct Mapped {
     s.factors = arena.take<T>(kChunk);
     s.local = arena.take<T>(wide);
     s.scratch = arena.take<T>(call->map.scratch);
+    s.turned = arena.take<T>(call->map.polynomial_scale != 0 ? K() * kChunk : 0);
     return s;
   }
   Spare spare(const Chunk<T>& c) const {
@@ -229,6 +231,28 @@ struct Mapped {
       case Kind::key: return value_rows(head, at, rows, true, c.x, c.ldx);
       case Kind::value: return key_features(head, at, rows, state_of, c.x, c.ldx, s);
     }
+  }
+
+  // Weights of a chunk from s = scale q.k (forward, value). The rows that read stand in spare.x, as queries() left them.
+  bool scores(int head, int64_t at, int rows, const Chunk<T>& c) const {
+    const double scale = call->map.polynomial_scale;
+    if (scale == 0 || (kind != Kind::forward && kind != Kind::value)) return false;
+    const Spare s = spare(c);
+    const bool keys_read = kind == Kind::value;
+    load(keys_read ? call->q : call->k, keys_read ? tokens() : key_tokens(), head, at, rows, s.dx, ldk());
+    if (!keys_read) zero_masked(at, rows, s.dx, ldk(), ldk());
+    load_tile_transposed<T>(static_cast<const T*>(s.dx), ldk(), rows, K(), s.turned, kChunk);
+    gemm<T>(rows, rows, K(), as_is(static_cast<const T*>(s.x), ldk()), s.turned, kChunk, c.p, kChunk, Store{}, ColumnsTo{1});
+    const V factor = X::broadcast(static_cast<T>(scale)), half = X::broadcast(T(0.5)), one = X::broadcast(1);
+    for (int r = 0; r < rows; ++r) {
+      T* row = c.p + r * kChunk;
+      for (int j = 0; j < rows; j += X::W) {
+        const V x = X::load(row + j) * factor;
+        X::store(row + j, fma(fma(half, x, one), x, one));
+      }
+      for (int j = 0; call->key_mask.given() && j < rows; ++j) row[j] = masked(at + (keys_read ? r : j)) ? T(0) : row[j];
+    }
+    return true;
   }
 
   // ---- rows along the walk
@@ -493,20 +517,17 @@ struct Mapped {
       }
     }
   }
+  // The means are written where they are taken.
   void end_centred(int head, const T* state_of, const StateShape<T>& shape) const {
     const int64_t h = head0 + head;
     const T* z = state_of + shape.sums();
     const T n = z[F()], inverse = n == 0 ? T(0) : 1 / n;
     if (call->final_count.given()) *call->final_count.template at<T>(b, h) = n;
     for (int i = 0; i < F(); ++i) {
-      if (call->final_z.given()) *call->final_z.template at<T>(b, h, i) = n == 0 ? T(0) : mean_key(head)[i] + z[i] * inverse;
       for (int j = 0; call->final_state.given() && j < width(); ++j) {
         const T zv = state_of[shape.at(F(), j)];
         call->final_state.template at<T>(b, h, i)[j] = state_of[shape.at(i, j)] - z[i] * inverse * zv;
       }
-    }
-    for (int j = 0; call->final_v.given() && j < width(); ++j) {
-      *call->final_v.template at<T>(b, h, j) = n == 0 ? T(0) : mean_value(head)[j] + state_of[shape.at(F(), j)] * inverse;
     }
   }
 };
@@ -529,7 +550,7 @@ struct Plan {
   bool ladder = false;
   int64_t worker_bytes = 0;
   T *v0 = nullptr, *k0 = nullptr, *row_inverse = nullptr, *row_e = nullptr, *row_c = nullptr;
-  double* tops = nullptr;
+  double *tops = nullptr, *sums = nullptr;  // sums: [B, H, ldf or ldv]
   char* workers = nullptr;
   T *states = nullptr, *window = nullptr;
 
@@ -578,6 +599,7 @@ Plan<T> plan_of(Arena& arena, const MappedCall<T>& call, bool backward, int work
   if (call.centred && backward) {
     for (T** row : {&plan.row_inverse, &plan.row_e, &plan.row_c}) *row = arena.take<T>(heads * T0);
   }
+  plan.sums = arena.take<double>(heads * (any_kind.ldf() > any_kind.ldv() ? any_kind.ldf() : any_kind.ldv()));
   if (call.map.tops != nullptr) plan.tops = arena.take<double>(heads * (any_kind.running() ? S : 1));
   int64_t units = 0, states = 0, window = 0;
   for (int i = 0; i < plan.count; ++i) units += plan.units(plan.jobs[i]);
@@ -615,12 +637,13 @@ Chunk<T> chunk_of(const Plan<T>& plan, int worker, const Mapped<T>& source, T** 
 }
 
 // v0 and k0: means of the first chunk of keys that take part; of all keys for k0 and v0 of a centred call that is not causal,
-// where they leave nothing to cancel. 0 where they would not be finite.
+// where they leave nothing to cancel. 0 where they would not be finite, and in a forward that is not centred: its weighted
+// means cancel nothing. Sums in double: the means over all keys are results of a centred forward, and may be small beside the
+// keys.
 template <class T>
-void take_means(const Plan<T>& plan, const Launch& launch) {
-  using X = Vec<T>;
+void take_means(const Plan<T>& plan, bool backward, const Launch& launch) {
   const MappedCall<T>& call = plan.call;
-  const int64_t S = call.k.size[1], rows = call.centred && !call.causal ? S : S < kChunk ? S : kChunk;
+  const int64_t S = call.k.size[1], part = call.centred && !call.causal ? S : S < kChunk ? S : kChunk;
   parallel(launch, plan.B() * plan.H(), [&](int64_t task, int worker) {
     Mapped<T> source = plan.source(Kind::query);  // plain phi(k): the mean is taken off below
     source.b = task / plan.H();
@@ -629,41 +652,41 @@ void take_means(const Plan<T>& plan, const Launch& launch) {
     T* k0 = call.centred ? plan.k0 + task * source.ldf() : nullptr;
     for (int64_t c = 0; c < source.ldv(); ++c) v0[c] = 0;
     for (int64_t c = 0; call.centred && c < source.ldf(); ++c) k0[c] = 0;
-    if (call.normalizer == Normalizer::none && !call.centred) return;
+    if (!call.centred && (call.normalizer == Normalizer::none || !backward)) return;
     const Mapped<T> biggest = plan.source(plan.jobs[0].wanted   ? plan.jobs[0].kind
                                           : plan.jobs[1].wanted ? Kind::key
                                                                 : Kind::value);
     const Chunk<T> chunk = chunk_of<T>(plan, worker, biggest, nullptr);
     const auto s = source.spare(chunk);
-    T* sum_v = s.local;  // ldf or ldv, whichever is wider: v first, then k
-    int64_t kept = 0;
-    const auto mean = [&](bool keys, int width, T* to) {
-      for (int c = 0; c < round_up<T>(width); ++c) sum_v[c] = 0;
-      kept = 0;
+    double* sums = plan.sums + task * (source.ldf() > source.ldv() ? source.ldf() : source.ldv());
+    // use(c, mean) of each column, over the first `rows` keys
+    const auto mean = [&](bool keys, int width, int64_t rows, const auto& use) {
+      int64_t kept = 0;
+      for (int c = 0; c < width; ++c) sums[c] = 0;
       for (int64_t at = 0; at < rows; at += kChunk) {
         const int n = chunk_rows(at, rows);
-        T* tile = s.f;
         const int64_t ld = keys ? source.ldf() : source.ldv();
         if (keys) {
-          source.key_features(0, at, n, nullptr, tile, ld, s);  // k0 is still 0
+          source.key_features(0, at, n, nullptr, s.f, ld, s);  // k0 is still 0
         } else {
-          source.value_rows(0, at, n, false, tile, ld);
+          source.value_rows(0, at, n, false, s.f, ld);
         }
         for (int r = 0; r < n; ++r) {
           if (source.masked(at + r)) continue;
           ++kept;
-          for (int c = 0; c < width; c += X::W) {
-            X::store(sum_v + c, X::load(sum_v + c) + X::load(tile + r * ld + c, width - c));
-          }
+          for (int c = 0; c < width; ++c) sums[c] += static_cast<double>(s.f[r * ld + c]);
         }
       }
-      for (int c = 0; c < width; ++c) {
-        const T x = kept == 0 ? T(0) : sum_v[c] / static_cast<T>(kept);
-        to[c] = x - x == 0 ? x : T(0);
-      }
+      for (int c = 0; c < width; ++c) use(c, kept == 0 ? 0 : sums[c] / static_cast<double>(kept));
     };
-    mean(false, source.width(), v0);
-    if (call.centred) mean(true, source.F(), k0);
+    const auto put_final = [&](const View& to) {
+      return [&, data = to.template at<T>(source.b, source.head0)](int c, double x) { data[c] = static_cast<T>(x); };
+    };
+    const auto put_mean = [](T* to) { return [to](int c, double x) { to[c] = x - x == 0 ? static_cast<T>(x) : T(0); }; };
+    if (call.final_v.given()) mean(false, source.width(), S, put_final(call.final_v));
+    if (call.centred && call.final_z.given()) mean(true, source.F(), S, put_final(call.final_z));
+    mean(false, source.width(), part, put_mean(v0));
+    if (call.centred) mean(true, source.F(), part, put_mean(k0));
   });
 }
 
@@ -739,7 +762,7 @@ void mapped_forward(const MappedCall<T>& call, const Launch& launch) {
   Arena arena(launch.workspace);
   const Plan<T> plan = plan_of(arena, call, false, launch.workers);
   if (!plan.jobs[0].wanted) return;
-  take_means(plan, launch);
+  take_means(plan, false, launch);
   take_tops(plan, launch);
   run_jobs(plan, launch, 0, plan.count);
 }
@@ -768,7 +791,7 @@ void mapped_backward(const MappedCall<T>& call, const Launch& launch) {
     for (int64_t i = 0; i < 2 * plan.B() * plan.H() * call.map.params; ++i) call.dparam[i] = 0;
   }
   if (!plan.jobs[0].wanted && !plan.jobs[1].wanted && !plan.jobs[2].wanted) return;
-  take_means(plan, launch);
+  take_means(plan, true, launch);
   take_tops(plan, launch);
   if (call.centred) {  // the others read what the query walk remembers of its rows
     run_jobs(plan, launch, 0, 1);

@@ -23,14 +23,17 @@ struct Head {
     load_row(call.v, b, j, h, s.v);
     for (int64_t c = 0; c < V(); ++c) s.v[c] -= s.v0[c];
   }
-  void find_v0() const {
+  // The mean value, for the backward alone: there G.v_j less G.o_i is then taken between small numbers.
+  void find_v0(bool backward) const {
+    double n = 0;
     for (int64_t c = 0; c < V(); ++c) s.v0[c] = 0;
-    for (int64_t j = 0; call.normalizer != Normalizer::none && j < call.k.size[1]; ++j) {
+    for (int64_t j = 0; backward && call.normalizer != Normalizer::none && j < call.k.size[1]; ++j) {
       if (!takes_part(call.key_mask, b, j)) continue;
-      load_row(call.v, b, j, h, s.v0);
-      break;
+      load_row(call.v, b, j, h, s.v);
+      n += 1;
+      for (int64_t c = 0; c < V(); ++c) s.v0[c] += s.v[c];
     }
-    for (int64_t c = 0; c < V(); ++c) s.v0[c] = std::isfinite(s.v0[c]) ? s.v0[c] : 0;
+    for (int64_t c = 0; c < V(); ++c) s.v0[c] = n > 0 && std::isfinite(s.v0[c]) ? s.v0[c] / n : 0;
   }
   // tops[j]: what keys subtract, as row j sees it.
   void find_tops() const {
@@ -150,7 +153,7 @@ void mapped_forward(const MappedCall& call, RowMap& map, const MappedScratch& s)
     for (int64_t h = 0; h < call.q.size[2]; ++h) {
       const Head head{call, map, s, b, h};
       double unit = kMinusInfinity;
-      head.find_v0();
+      head.find_v0(false);
       head.find_tops();
       head.clear();
       for (int64_t j = 0; !call.causal && j < call.k.size[1]; ++j) head.absorb(j, &unit);
@@ -183,7 +186,7 @@ void mapped_backward(const MappedCall& call, RowMap& map, const MappedScratch& s
       const Head head{call, map, s, b, h};
       const int64_t V = head.V();
       double unit = kMinusInfinity;
-      head.find_v0();
+      head.find_v0(true);
       head.find_tops();
       head.clear();
       for (int64_t j = 0; !call.causal && j < call.k.size[1]; ++j) head.absorb(j, &unit);

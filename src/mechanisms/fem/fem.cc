@@ -90,7 +90,8 @@ Cost cost_read(const FemReadArgs& args, const Dims& dims, Pass pass) {
 // The reference writes every row of the prior out, with exponentials for each channel; prior ssm runs its scan.
 double check_read_flops(const FemReadArgs& args, const Dims& dims, Pass pass) {
   const auto size = [&](const char* letter) { return static_cast<double>(dims[letter]); };
-  const double T = size("T"), K = size("K"), V = size("V"), rows = size("B") * size("H") * T, times = pass == Pass::forward ? 1 : 3;
+  const double T = size("T"), K = size("K"), V = size("V"), rows = size("B") * size("H") * T,
+               times = pass == Pass::forward ? 1 : 3;
   if (args.prior == FemPrior::ssm) return times * rows * V * (size("R") * 3 * 20 + 40);
   return times * rows * T * (4 * K + (args.prior == FemPrior::aft ? 100 : 50) * V);
 }

@@ -7,13 +7,14 @@ namespace linnet::LINNET_ISA {
 
 template <class T>
 struct BlockWork {
-  T *g, *mass;                           // [N]
+  double* g;                             // [N]: logits of a hundred, whose differences count: f32 would round each by 4e-6
+  T* mass;                               // [N]
   T* out;                                // forward: [I, ldv]
   T *dm, *D, *dg, *dout, *dq, *dk, *dv;  // backward: [N] thrice, then [I, ld]
   T* dpos;                               // backward: [N, lde]
   BlockWork(Arena& arena, const HierarchicalShape<T>& s, int64_t, bool backward) {
     const auto take = [&](bool wanted, int64_t count) { return arena.take<T>(wanted ? count : 0); };
-    g = take(true, s.N), mass = take(true, s.N), out = take(!backward, s.I * s.ldv);
+    g = arena.take<double>(s.N), mass = take(true, s.N), out = take(!backward, s.I * s.ldv);
     dm = take(backward, s.N), D = take(backward, s.N), dg = take(backward, s.N);
     dout = take(backward, s.I * s.ldv), dv = take(backward, s.I * s.ldv);
     dq = take(backward, s.I * s.ldk), dk = take(backward, s.I * s.ldk);
@@ -28,7 +29,7 @@ void block_up(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, 
   const int m = static_cast<int>(head.tree->family(A));
   prefetch_children(head, A + 1);
   pool(head, x, A, true);
-  w.g[A] = head.n[A] == 0 ? -kInfinity<T> : T(0);
+  w.g[A] = head.n[A] == 0 ? -kInfinity<double> : 0;
   if (head.n[A] == 0) return;
   load_keys(head, x, child, m, false);
   for (int j0 = 0; j0 < m; j0 += kLanes) {
@@ -36,7 +37,8 @@ void block_up(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, 
     family_weights(head, x, w.g, A, j0, lanes);
     for (int i = 0; i < lanes; ++i) {
       const T n = head.n[child[j0 + i]];
-      if (n != 0) w.g[A] += n / head.n[A] * x.line[0][i];
+      const double lambda = static_cast<double>(x.line[5][i]) + static_cast<double>(x.line[6][i]);
+      if (n != 0) w.g[A] += static_cast<double>(n) / static_cast<double>(head.n[A]) * lambda;
     }
   }
 }

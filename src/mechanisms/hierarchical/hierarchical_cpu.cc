@@ -166,7 +166,7 @@ void forward_runs(const Rooms<T, BlockWork<T>>& m, const HierarchicalOut& out, c
                for (int64_t i = 0; i < count; ++i) block_down(heads[i], x, works[i], A, out.out);
              }
              for (int64_t i = 0; i < count; ++i) {
-               const double energy = N == 0 ? -__builtin_inf() : static_cast<double>(works[i].g[N - 1]) * kLn2<double>;
+               const double energy = N == 0 ? -__builtin_inf() : works[i].g[N - 1] * kLn2<double>;
                const Rows rows{energy == -__builtin_inf() ? 0 : static_cast<double>(heads[i].n[N - 1]), energy};
                store_scalar<T>(out.energy, b, first + i, energy);
                if (out.kl.given()) store_scalar<T>(out.kl, b, first + i, gap(heads[i], x, m.longest, rows));
@@ -223,7 +223,7 @@ void backward_head(const HierarchicalHead<T>& head, const HierarchicalScratch<T>
   w.mass[N - 1] = 1;
   for (int64_t A = N - 1; A >= leaves; --A) block_masses(head, x, w, A);
   for (int64_t A = leaves; A < N; ++A) block_backward_up(head, x, w, A, grads.dout);
-  w.dg[N - 1] = w.g[N - 1] == -kInfinity<T> ? T(0) : static_cast<T>(denergy);
+  w.dg[N - 1] = w.g[N - 1] == -kInfinity<double> ? T(0) : static_cast<T>(denergy);
   clear_rows(w.dq + root * s.ldk, s.ldk);
   clear_rows(w.dk + root * s.ldk, s.ldk);
   clear_rows(w.dv + root * s.ldv, s.ldv);
@@ -266,6 +266,7 @@ void backward(const HierarchicalArgs& args, const HierarchicalGrads& grads, cons
     for (int64_t b = b0; b < b0 + batch && s.N > 0; ++b) {
       head->b = b;
       head->count();
+      head->take_origin();
       double denergy = 0;
       if (grads.denergy.given()) {
         const View& d = grads.denergy;

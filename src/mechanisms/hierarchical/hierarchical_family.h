@@ -41,12 +41,25 @@ struct HierarchicalHead {
   int64_t b = 0, h = 0;
   T *q, *k, *v;  // [I, ldk], [I, ldk], [I, ldv]
   T *n, *hide;   // [N]: leaves under the node; - log2 of that, inf for none
+  // Backward: a leaf's value, which all values lose. Weights of a row sum to 1, so it changes no gradient; without it what the
+  // values have in common would cancel between dO.v and its mean only up to its own rounding.
+  T* origin;  // [ldv]
+  bool centred = false;
   HierarchicalHead(Arena& arena, const HierarchicalShape<T>& s) : args(nullptr), tree(nullptr) {
     q = arena.take<T>(s.I * s.ldk);
     k = arena.take<T>(s.I * s.ldk);
     v = arena.take<T>(s.I * s.ldv);
     n = arena.take<T>(s.N);
     hide = arena.take<T>(s.N);
+    origin = arena.take<T>(s.ldv);
+  }
+  void take_origin() {
+    int64_t leaf = 0;
+    while (leaf < tree->T && n[leaf] == 0) ++leaf;
+    centred = leaf < tree->T;
+    if (!centred) return;
+    gather(args->v, v, 0, &leaf, 1, origin, 0);
+    for (int64_t c = 0; c < round_up<T>(args->v.size[3]); ++c) origin[c] = origin[c] - origin[c] == 0 ? origin[c] : T(0);
   }
   LINNET_INLINE int64_t offset(const View& x, int64_t t) const { return b * x.stride[0] + t * x.stride[1] + h * x.stride[2]; }
   LINNET_INLINE bool masked(int64_t t) const {
@@ -131,6 +144,8 @@ void load_keys(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x,
   head.gather(head.args->k, head.k, s.ldk, nodes, n, x.kv, wide);
   head.gather_pos(nodes, n, x.kv + s.ldk, wide);
   if (values) head.gather(head.args->v, head.v, s.ldv, nodes, n, x.kv + s.lda, wide);
+  for (int i = 0; values && head.centred && i < n; ++i)
+    add_rows(head.origin, 0, 1, static_cast<int>(s.V), x.kv + s.lda + i * wide, 0, T(-1));
   for (int i = 0; i < n; ++i) x.bias[i] = head.hide[nodes[i]];
 }
 template <class T>
@@ -148,9 +163,9 @@ void load_queries(const HierarchicalHead<T>& head, const HierarchicalScratch<T>&
 }
 
 // Children j0 .. j0+lanes of A as queries over all its children, whose keys stand in x.kv: exponentials in strip 0; afterwards
-// line[0] holds Lambda, line[1] 1 / sum. g: inner energies of the nodes.
+// line[0] holds Lambda, line[1] 1 / sum, line[5] + line[6] Lambda unrounded. g: inner energies of the nodes.
 template <class T>
-void family_weights(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const T* g, int64_t A, int j0,
+void family_weights(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const double* g, int64_t A, int j0,
                     int lanes) {
   using X = Vec<T>;
   const HierarchicalTree& tree = *head.tree;
@@ -163,7 +178,7 @@ void family_weights(const HierarchicalHead<T>& head, const HierarchicalScratch<T
     const int64_t c = child[j0 + i];
     T& own = strip[(j0 + i) * kLanes + i];
     if (c >= tree.T) {
-      own = head.n[c] == 0 ? T(0) : g[c] + x.bias[j0 + i];
+      own = head.n[c] == 0 ? T(0) : static_cast<T>(g[c] + static_cast<double>(x.bias[j0 + i]));
     } else if (!head.args->include_self) {
       own = -kInfinity<T>;
     }
@@ -172,8 +187,10 @@ void family_weights(const HierarchicalHead<T>& head, const HierarchicalScratch<T
   for (int i = 0; i < kLanes; ++i) limit[i] = static_cast<T>(j0 + i + 1);
   strip_softmax<T>(strip, m, lanes, x.bias, head.args->causal ? limit : nullptr, nullptr, x.line[0], x.line[1], nullptr);
   for (int v = 0; v < lanes; v += X::W) {
-    const typename X::V l = X::load(x.line[1] + v);
-    X::store(x.line[0] + v, X::load(x.line[0] + v) + log2_of<T>(l));
+    const typename X::V l = X::load(x.line[1] + v), top = X::load(x.line[0] + v), more = log2_of<T>(l);
+    X::store(x.line[5] + v, top);
+    X::store(x.line[6] + v, more);
+    X::store(x.line[0] + v, top + more);
     X::store(x.line[1] + v, select(eq(l, X::zero()), X::zero(), X::broadcast(1) / l));
   }
 }

@@ -141,29 +141,33 @@ void prefix_enter(const HierarchicalScratch<T>& x, const PrefixWork<T>& w, int64
   for (int64_t d = root + 1; d < w.levels; ++d) w.open[d] = -1;
 }
 
-// sum_j theta_j (log theta_j - s_j) of the row whose weights stand in strip 0, in natural units.
+// sum_j theta_j (log theta_j - s_j) of the row whose weights stand in strip 0, in natural units. Logits count from the token's
+// own: the rounding of sum theta = 1 would be multiplied by their size.
 template <class T>
 double prefix_divergence(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const PrefixWork<T>& w,
                          int64_t root) {
   const auto& s = x.s;
   const int own = w.segment[root];
   double sum = 0;
+  T self = 0;
   for (int64_t c = 0; c < s.ldk; ++c) x.rows[c] = x.qrow[c] * static_cast<T>(s.scale * kLog2e<double>);
   for (int64_t l = 0; l <= root; ++l) {
     if (s.E > 0 && l < root) {
       head.gather_pos(w.path + l, 1, x.rows + s.ldk, s.lda);
       for (int64_t c = s.ldk; c < s.lda; ++c) x.rows[c] *= kLog2e<T>;
     }
-    const auto add = [&](int i) {
+    const auto logit = [&](int i) { return dot_rows(x.rows, x.kv + i * (s.lda + s.ldv), static_cast<int>(s.depth)); };
+    const auto add = [&](int i, T more) {
       const double p = static_cast<double>(x.strip[0][i]);
-      if (p == 0) return;
-      const T logit = dot_rows(x.rows, x.kv + i * (s.lda + s.ldv), static_cast<int>(s.depth));
-      sum += p * (__builtin_log(p) + static_cast<double>(x.bias[i] - logit) * kLn2<double>);
+      if (p != 0) sum += p * (__builtin_log(p) + static_cast<double>(x.bias[i] - more) * kLn2<double>);
     };
-    if (l == 0) add(own);
-    for (int i = w.segment[l]; l < root && i < w.segment[l + 1]; ++i) add(i);
+    if (l == 0) {
+      self = logit(own);
+      add(own, 0);
+    }
+    for (int i = w.segment[l]; l < root && i < w.segment[l + 1]; ++i) add(i, logit(i) - self);
   }
-  return sum;
+  return sum - static_cast<double>(self) * kLn2<double>;
 }
 
 // The whole head: out (where given), and g and Lambda of every pair when kept. Returns the energy of the last token. With gap:

@@ -448,11 +448,11 @@ struct Head {
       if (m == kMinusInfinity) continue;
       ++seen;
       for (const double logit : s) total += std::exp(logit - m);
-      sum += m + std::log(total);
+      sum += std::log(total) + (prefix ? 0 : m);  // prefix: logits count from m
       if (prefix) prefix_theta(i, *p, theta.data());
       for (int64_t j = 0; prefix && j < T; ++j) {
         const double weight = theta[static_cast<size_t>(j)];
-        if (weight > 0 && n[j] > 0) sum += weight * (std::log(weight) - s[static_cast<size_t>(j)]);
+        if (weight > 0 && n[j] > 0) sum += weight * (std::log(weight) - (s[static_cast<size_t>(j)] - m));
       }
     }
     if (seen == 0 || energy == kMinusInfinity) return 0;

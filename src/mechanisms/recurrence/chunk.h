@@ -185,14 +185,22 @@ void chunk_scores(int rows, int I, const Chunk<T>& c) {
   keep_lower<T, kSums>(rows, c.p, c.n);
 }
 
+// Terms of O = X S that are added up in one chain: thousands (the packed squares of taylor) lose digits with the chain's
+// length.
+inline constexpr int kDepth = 256;
+
 // O = X S, then O += P Z when causal. `finite`: Z is; otherwise rows are multiplied one by one with exactly the values that
 // they see, so that a NaN or infinity in a value reaches no earlier row as 0 * NaN. The bits are the same for finite values.
 template <class T>
 void chunk_read(int rows, const StateShape<T>& shape, const T* state, const Chunk<T>& c, bool causal, bool finite) {
   for (int p = 0; p < shape.panels(); ++p) {
     const int width = shape.columns(p), j = p * kPanel;
-    gemm<T>(rows, width, shape.I, as_is(c.x, c.ldx), state + shape.panel(p), shape.pitch(p), c.o + j, c.ldz,
-            Fetching<Store>{{}, c.ahead});
+    gemm<T>(rows, width, shape.I < kDepth ? shape.I : kDepth, as_is(c.x, c.ldx), state + shape.panel(p), shape.pitch(p),
+            c.o + j, c.ldz, Fetching<Store>{{}, c.ahead});
+    for (int i = kDepth; i < shape.I; i += kDepth) {
+      gemm<T>(rows, width, shape.I - i < kDepth ? shape.I - i : kDepth, as_is(c.x + i, c.ldx),
+              state + shape.panel(p) + i * shape.pitch(p), shape.pitch(p), c.o + j, c.ldz, Fetching<Add>{{}, c.ahead});
+    }
     if (!causal) continue;
     if (finite) {
       gemm<T>(rows, width, rows, as_is(c.p, kChunk), c.z + j, c.ldz, c.o + j, c.ldz, Fetching<Add>{{}, c.ahead}, DepthTo{1});

@@ -17,6 +17,7 @@
 //   bool values(int head, int64_t at, int rows, const T* state, const Chunk<T>&) const          fills z; false: not all finite
 //   void queries(int head, int64_t at, int rows, const T* state, const Chunk<T>&) const         fills x
 //   void ahead(int head, int64_t at, int rows, Ahead*) const                                    tells the rows that come next
+//   bool scores(int head, int64_t at, int rows, const Chunk<T>&) const                          optional: fills p by itself
 //   void finish(int head, int64_t at, int rows, const T* state, const Chunk<T>&) const          takes o (and n) away
 //
 // Positions count along the walk; a source that walks backward in time turns them round. These callbacks are where types are
@@ -52,7 +53,15 @@ void walk_read(const Source& source, const StateShape<T>& shape, int head, int64
                const Chunk<T>& c, bool finite) {
   source.queries(head, at, rows, state, c);
   if constexpr (Source::kSums) read_sums(rows, shape.I, c.x, c.ldx, state + shape.sums(), c.n);
-  if (source.causal()) chunk_scores<T, Source::kSums>(rows, shape.I, c);
+  if (source.causal()) {
+    bool direct = false;
+    if constexpr (requires { source.scores(head, at, rows, c); }) direct = source.scores(head, at, rows, c);
+    if (direct) {
+      keep_lower<T, Source::kSums>(rows, c.p, c.n);
+    } else {
+      chunk_scores<T, Source::kSums>(rows, shape.I, c);
+    }
+  }
   chunk_read(rows, shape, state, c, source.causal(), finite);
   source.finish(head, at, rows, state, c);
 }

@@ -139,12 +139,7 @@ struct DirectRows {
     using X = Vec<T>;
     using V = typename X::V;
     T* const o = s.o + row * s.ldo + c;
-    V acc[R][N];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) acc[r][n] = X::load(o + r * s.ldo + n * X::W);
-    }
+    V acc[R][N] = {};  // of the visit: thousands of equal terms in one chain would round the same way each time
     for (int t = 0; t < count; ++t) {
       V x[N];
 #pragma GCC unroll 8
@@ -159,7 +154,7 @@ struct DirectRows {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) X::store(o + r * s.ldo + n * X::W, acc[r][n]);
+      for (int n = 0; n < N; ++n) X::store(o + r * s.ldo + n * X::W, X::load(o + r * s.ldo + n * X::W) + acc[r][n]);
     }
   }
 };

@@ -122,9 +122,10 @@ const Op& taylor_compact_op() {
           .equation("w = (alpha^2 sum_d q_d^2 k_d^2 + 2 beta^2 scale q.k + gamma^2 + 1) / 2")
           .decode("taylor_decode")
           TAYLOR_INPUTS
-          .input("alpha", &A::alpha, "", "of the squares; 1 at first").element(Element::param).grad(&G::dalpha)
+          // Weights are positive where beta^4 <= alpha^2 (1 + gamma^2); random cases keep to that.
+          .input("alpha", &A::alpha, "", "of the squares; 1 at first").element(Element::param).values(Values::gain).grad(&G::dalpha)
           .input("beta", &A::beta, "", "of the linear part; 0 at first").element(Element::param).values(Values::unit_interval).grad(&G::dbeta)
-          .input("gamma", &A::gamma, "", "of the constant; 1 at first").element(Element::param).grad(&G::dgamma)
+          .input("gamma", &A::gamma, "", "of the constant; 1 at first").element(Element::param).values(Values::gain).grad(&G::dgamma)
           TAYLOR_OUTPUTS
           .option("causal", &A::causal, "a token sees no later key")
           .option("scale", &A::scale, 0, kAnyReal, "of the linear part; default K^-0.5")
@@ -206,9 +207,9 @@ const Op& taylor_decode_op() {
           .input("state", &A::state, "B H F V", "S; read and overwritten").element(Element::acc).mutated()
           .input("z", &A::z, "B H F", "z; read and overwritten").element(Element::acc).values(Values::feature_sums).mutated()
           // Random states are no sums of features: any linear part could cancel their denominators, so beta is drawn 0.
-          .input("alpha", &A::alpha, "", "mode compact").element(Element::param).values(Values::unit_interval).optional()
-          .input("beta", &A::beta, "", "mode compact").element(Element::param).values(Values::rounding).optional()
-          .input("gamma", &A::gamma, "", "mode compact").element(Element::param).values(Values::unit_interval).optional()
+          .input("alpha", &A::alpha, "", "mode compact").element(Element::param).values(Values::gain).optional()
+          .input("beta", &A::beta, "", "mode compact").element(Element::param).values(Values::unit_interval).optional()
+          .input("gamma", &A::gamma, "", "mode compact").element(Element::param).values(Values::gain).optional()
           .input("const", &A::constant, "", "mode compact_l2").element(Element::param).optional()
           .output("out", &O::out, "B T H V", "the output")
           .option("mode", &A::mode, modes(), "which weights")

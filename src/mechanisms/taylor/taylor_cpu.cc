@@ -197,8 +197,11 @@ void taylor_backward(const void* self, const MapRows& at, const T* x, int64_t ld
 
 template <class T>
 RowMap<T> row_map(const Self& self, int64_t params) {
-  return {&self,   static_cast<int>(self.m.K), static_cast<int>(self.m.F), 4 * round_up<T>(self.m.K), params, taylor_apply<T>,
-          nullptr, taylor_backward<T>};
+  RowMap<T> map{
+      &self,   static_cast<int>(self.m.K), static_cast<int>(self.m.F), 4 * round_up<T>(self.m.K), params, taylor_apply<T>,
+      nullptr, taylor_backward<T>};
+  if (self.m.mode == TaylorMode::exact) map.polynomial_scale = self.m.scale;
+  return map;
 }
 
 template <class Body>
