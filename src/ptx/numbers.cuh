@@ -48,11 +48,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// The bits of x rounded to tf32 (wgmma itself would cut them off).
-__device__ __forceinline__ uint32_t round_tf32(float x) {
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-  return bits;
-}
+// The bits of x for a tf32 operand, rounded: the instruction cuts off the last 13 of them.
+__device__ __forceinline__ uint32_t round_tf32(float x) { return __float_as_uint(x) + 0x1000; }
 
 }  // namespace linnet::ptx

@@ -1,6 +1,7 @@
 // The recurrence family on the GPU: every call is one engine, or three for the gradients of one without decay and beta.
 #include <utility>
 
+#include "mechanisms/recurrence/recurrence_delta_launch.h"
 #include "mechanisms/recurrence/recurrence_launch.h"
 #include "recurrence.h"
 #include "recurrence_shape.h"
@@ -58,17 +59,96 @@ const char* recurrence_refuses(const RecurrenceArgs& args, Pass pass) {
   if (const char* reason = refuses(args)) return reason;
   if (pass == Pass::forward) return nullptr;
   const RecurrenceShape s = recurrence_shape(args);
-  if (args.g.given() || args.g_head.given() || args.beta.given() || args.l2_norm) {
-    return "the CUDA kernels have no backward with decays, beta or l2_norm";
+  if (args.beta.given()) {
+    const Engine e = forward_engine(args);
+    return is_delta(e) || (!e.l2_norm && (e.N == 0 || e.T == 0)) ? nullptr
+                                                                 : "the CUDA backward with beta takes bf16, keys and values of "
+                                                                   "64 or 128 channels, one decay per head, no l2_norm";
+  }
+  if (args.g.given() || args.g_head.given() || args.l2_norm) {
+    return "the CUDA kernels have no backward with decays or l2_norm";
   }
   if (s.V > kMaxStepWidth) return "the CUDA backward takes values of at most 256 channels";
   if (s.scale == 0) return "the CUDA backward needs a scale other than 0";
   return nullptr;
 }
 
+namespace {
+
+// The gradients with beta: operands where the copy engine can read them, results where they can be summed over groups of heads.
+struct DeltaCall {
+  Engine e;
+  uint16_t *q = nullptr, *k = nullptr, *v = nullptr, *dout = nullptr;  // copies, where needed
+  float *dq = nullptr, *dk = nullptr, *dv = nullptr;                   // of every head
+  DeltaScratch scratch;
+};
+DeltaCall cut_call(Arena& arena, const RecurrenceArgs& args) {
+  const RecurrenceShape s = recurrence_shape(args);
+  DeltaCall call;
+  call.e = forward_engine(args);
+  const int64_t tokens = s.B * s.T;
+  const auto copy = [&](const Rows& rows, int64_t heads, int64_t width) {
+    return is_aligned(rows, rows.dtype) ? nullptr : arena.take<uint16_t>(tokens * heads * width);
+  };
+  call.q = copy(call.e.q, s.Hq, s.K);
+  call.k = copy(call.e.k, s.Hk, s.K);
+  call.v = copy(call.e.v, s.Hv, s.V);
+  call.dout = arena.take<uint16_t>(tokens * s.H * s.V);  // whose view is not known yet
+  if (s.Hq != s.H) call.dq = arena.take<float>(tokens * s.H * s.K);
+  if (s.Hk != s.H) call.dk = arena.take<float>(tokens * s.H * s.K);
+  if (s.Hv != s.H) call.dv = arena.take<float>(tokens * s.H * s.V);
+  call.scratch = cut_delta(arena, call.e, true);
+  return call;
+}
+
+void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, const Launch& launch) {
+  const RecurrenceShape s = recurrence_shape(args);
+  if (s.N == 0 || s.T == 0) {
+    copy_states(launch, states_of(grads.dinitial_state), states_of(grads.dfinal_state), s.N, s.H, s.K, s.V);
+    return;
+  }
+  Arena arena(launch.workspace);
+  DeltaCall call = cut_call(arena, args);
+  const auto copied = [&](const Rows& from, uint16_t* to, int64_t heads, int64_t width) {
+    Rows rows = {to, s.T * heads * width, heads * width, width, static_cast<int32_t>(s.H / heads), args.q.dtype, Map::identity};
+    copy_rows(launch, rows, from, s.B, s.T, heads, width);
+    return rows;
+  };
+  if (call.q != nullptr) call.e.q = copied(call.e.q, call.q, s.Hq, s.K);
+  if (call.k != nullptr) call.e.k = copied(call.e.k, call.k, s.Hk, s.K);
+  if (call.v != nullptr) call.e.v = copied(call.e.v, call.v, s.Hv, s.V);
+  call.e.initial = states_of(args.initial_state);
+  DeltaGradients d;
+  d.dout = rows_of(grads.dout, s.H);
+  if (!is_aligned(d.dout, args.q.dtype)) d.dout = copied(d.dout, call.dout, s.H, s.V);
+  const auto result = [&](const View& view, float* parts, int64_t width) {
+    return view.given() && parts != nullptr ? dense_rows(parts, s.T, s.H, width) : rows_of(view, s.H);
+  };
+  d.dq = result(grads.dq, call.dq, s.K);
+  d.dk = result(grads.dk, call.dk, s.K);
+  d.dv = result(grads.dv, call.dv, s.V);
+  d.dg = scalars_of(grads.dg);
+  d.dbeta = scalars_of(grads.dbeta);
+  d.dfinal = states_of(grads.dfinal_state);
+  d.dinitial = states_of(grads.dinitial_state);
+  run_delta_gradients(launch, call.e, d, call.scratch);
+  const auto add = [&](const View& view, const float* parts, int64_t heads, int64_t width) {
+    if (view.given() && parts != nullptr) sum_groups(launch, rows_of(view, heads), parts, s.B, s.T, heads, s.H / heads, width);
+  };
+  add(grads.dq, call.dq, s.Hq, s.K);
+  add(grads.dk, call.dk, s.Hk, s.K);
+  add(grads.dv, call.dv, s.Hv, s.V);
+}
+
+}  // namespace
+
 int64_t recurrence_workspace(const RecurrenceArgs& args, Pass pass, int) {
   const RecurrenceShape s = recurrence_shape(args);
   Arena arena;
+  if (pass == Pass::backward && args.beta.given()) {
+    cut_call(arena, args);
+    return arena.used();
+  }
   const bool grouped = s.Hq != s.H || s.Hk != s.H || s.Hv != s.H;
   if (pass == Pass::backward && grouped) arena.take<float>(s.B * s.T * s.H * (s.K > s.V ? s.K : s.V));
   cut_engine(arena, forward_engine(args));
@@ -87,6 +167,7 @@ void recurrence_forward(const RecurrenceArgs& args, const RecurrenceOut& out, co
 // Without decay and beta: dq is the forward with (q, k, v) := (dout, v, k); dk and dv are walks in reverse with (v, dout, q)
 // and (k, q, dout), whose state R is kept as R / scale.
 void recurrence_backward(const RecurrenceArgs& args, const RecurrenceOut&, const RecurrenceGrads& grads, const Launch& launch) {
+  if (args.beta.given()) return delta_backward(args, grads, launch);
   const RecurrenceShape s = recurrence_shape(args);
   const Engine base = forward_engine(args);
   Arena arena(launch.workspace);

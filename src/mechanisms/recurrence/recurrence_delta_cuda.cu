@@ -1,292 +1,194 @@
 // The delta rules on matrix units (bf16, K = V of 64 or 128): the walk of recurrence_tile.cuh with the triangular system of a
-// chunk (docs/mechanisms/recurrence.md), everything transposed.
+// chunk (docs/mechanisms/recurrence.md), everything transposed. T is there already (recurrence_delta_prepare_cuda.cu).
 //
-//   U = S^T K^T * read     Y = V^T - U     N = Y T^T          T = (I + tril(beta K K^T D, -1))^-1 diag(beta)
+//   U = S^T K^T * read     Y = V^T - U     N = Y T^T
 //   S^T = total S^T + (N * write) K        O^T = scale (S^T Q^T * read + N P^T)
 //
-//   producer    one thread: Q, K, V of the next chunks by the copy engine, three stages
+//   producer    one thread: Q, K, V and T of the next chunks by the copy engine
 //   state       a warpgroup for each 64 value channels: three waits per chunk
-//   auxiliary   a warpgroup, one chunk ahead: decays, K K^T, its inverse, Q K^T
+//   auxiliary   a warpgroup, ahead of the state: decays and P = tril(Q K^T D)
 //
 // T, Y, P and N are operands in tf32: in bf16 they alone would cost more than the tolerance (with keys that are alike, four
-// times as much). The inverse is in f32: 16-row blocks by substitution, then 16 -> 32 -> 64 by -X22 (A21 X11).
+// times as much).
 //
 // Products per chunk, D = 128: 12 of 64 x 64 x 128 where tf32 counts twice; at 16,2048,16,128 0.147 ms of an H200's matrix
 // units.
-#include "mechanisms/recurrence/recurrence_tile.cuh"
+//
+// Long sequences are cut in segments (recurrence_delta.h): a first walk without Q finds what each leaves of a zero state, B,
+// and what it multiplies a state by, A (the state that it leaves of the identity, without V). Where the decays forget
+// everything before the segment's last chunks, it starts there, and A is zero.
+#include "mechanisms/recurrence/recurrence_delta.cuh"
 
 namespace linnet::cuda {
 namespace {
 
-constexpr int kLine = 68;  // floats of a row of the inverse's scratch: 8 rows of a column lie in 8 banks
-
 struct alignas(16) DeltaGates {
-  float read[C], write[C], beta[C];
+  float read[C], write[C];
+  float out[C];           // read times the scale
+  float inverse_beta[C];  // for the record
   Decays decays;
   float total;
 };
 
 template <int D>
 struct DeltaShared {
-  alignas(1024) char q[kStages][D / 64 * kPanel];
-  char k[kStages][D / 64 * kPanel];
-  char v[kStages][D / 64 * kPanel];
-  char t[2 * kPanel], p[2 * kPanel];  // f32, paired columns
-  char o[D / 64][kPanel];
-  float x[C][kLine];
+  alignas(1024) char q[delta_stages(D)][D / 64 * kPanel];
+  char k[delta_stages(D)][D / 64 * kPanel];
+  char v[delta_stages(D)][D / 64 * kPanel];               // at last the chunk's output
+  char t[2][2 * kPanel], p[delta_scores(D)][2 * kPanel];  // f32, paired columns
   DeltaGates gates[2];
-  uint64_t full[kStages], empty[kStages], t_full, t_empty, p_full, p_empty;
+  Walk walk;  // here, and not in registers that the state needs
+  uint64_t full[delta_stages(D)], empty[delta_stages(D)], t_full[2], t_empty[2], p_full[delta_scores(D)],
+      p_empty[delta_scores(D)];
 };
 
-// x[rows of the block][its columns] = A -> (I + A)^-1 for the 16 x 16 block on the diagonal; lane = column.
-__device__ void invert_block(float (&x)[C][kLine], int first, int lane) {
-  float column[16];
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    asm volatile("" ::: "memory");  // keeps ptxas from loading the whole block at once, for which there is no room
-    float sum[4] = {};
-#pragma unroll
-    for (int j = 0; j < i; j += 4) {
-      const float4 a = *reinterpret_cast<const float4*>(&x[first + i][first + j]);
-      sum[0] = fmaf(a.x, column[j], sum[0]);
-      if (j + 1 < i) sum[1] = fmaf(a.y, column[j + 1], sum[1]);
-      if (j + 2 < i) sum[2] = fmaf(a.z, column[j + 2], sum[2]);
-      if (j + 3 < i) sum[3] = fmaf(a.w, column[j + 3], sum[3]);
-    }
-    column[i] = i == lane ? 1 : i > lane ? -((sum[0] + sum[1]) + (sum[2] + sum[3])) : 0;
+template <int D, bool decays, bool reads>
+__device__ void assist_delta(const Delta& delta, int h, DeltaShared<D>& s) {
+  constexpr int kLocal = delta_stages(D), kScores = delta_scores(D);
+  const Engine& e = delta.e;
+  const Walk& w = s.walk;
+  const int thread = threadIdx.x % 128, warp = thread / 32;
+  int lane = thread % 32;
+  if constexpr (reads) {  // what stands above the diagonal of P and T stays zero
+    for (int i = thread; i < kScores * 2 * kPanel / 16; i += 128) reinterpret_cast<uint4*>(s.p)[i] = uint4{0, 0, 0, 0};
+    ptx::group_sync<1, 128>();
   }
-  __syncwarp();
-  if (lane < 16) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) x[first + i][first + lane] = column[i];
-  }
-}
-
-// 16 x 8 tiles of sign * A B: rows of A from `a`, columns of B from `b`, 8 * kSteps of K; the tile goes to `to`. In f32 by
-// three products of tf32 halves (the fourth, low times low, is below f32's rounding).
-template <int kSteps>
-__device__ __forceinline__ void multiply_tile(const float* a, const float* b, float* to, float sign, int lane) {
-  float d[4] = {};
-#pragma unroll 2
-  for (int k = 0; k < kSteps; ++k) {
-    float x[4], y[2];
-    uint32_t x_high[4], x_low[4], y_high[2], y_low[2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = a[(lane / 4 + i % 2 * 8) * kLine + 8 * k + lane % 4 + i / 2 * 4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) y[i] = b[(8 * k + lane % 4 + i * 4) * kLine + lane / 4];
-      // The upper bits, and what they leave: exact, and the instruction cuts the rest off.
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x_high[i] = __float_as_uint(x[i]) & 0xffffe000;
-      x_low[i] = __float_as_uint(x[i] - __uint_as_float(x_high[i]));
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      y_high[i] = __float_as_uint(y[i]) & 0xffffe000;
-      y_low[i] = __float_as_uint(y[i] - __uint_as_float(y_high[i]));
-    }
-    ptx::mma_tf32(d, x_low, y_high);
-    ptx::mma_tf32(d, x_high, y_low);
-    ptx::mma_tf32(d, x_high, y_high);
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    *reinterpret_cast<float2*>(&to[(lane / 4 + 8 * i) * kLine + lane % 4 * 2]) = float2{sign * d[2 * i], sign * d[2 * i + 1]};
-  }
-}
-
-// (I + A)^-1 in place of A, strictly lower: 16 -> 32 -> 64 by X21 = -X22 (A21 X11). Blocks above the diagonal serve as scratch.
-// 128 threads.
-__device__ void invert(float (&x)[C][kLine], int thread) {
-  const int warp = thread / 32, lane = thread % 32;
-  invert_block(x, warp * 16, lane);
-  ptx::group_sync<1, 128>();
-  // Two pairs of 16, two warps each: 8 columns of 16.
-  const int pair = warp / 2 * 32, part = warp % 2 * 8;
-  multiply_tile<2>(&x[pair + 16][pair], &x[pair][pair + part], &x[pair][pair + 16 + part], 1, lane);
-  ptx::group_sync<1, 128>();
-  multiply_tile<2>(&x[pair + 16][pair + 16], &x[pair][pair + 16 + part], &x[pair + 16][pair + part], -1, lane);
-  ptx::group_sync<1, 128>();
-  // That scratch is now read as a part of X11 and X22, where it is zero.
-  *reinterpret_cast<float4*>(&x[pair + thread % 64 / 4][pair + 16 + thread % 4 * 4]) = float4{0, 0, 0, 0};
-  ptx::group_sync<1, 128>();
-  // One pair of 32: a warp takes 16 rows x 16 columns.
-  const int row = warp / 2 * 16, column = warp % 2 * 16;
-#pragma unroll 1
-  for (int c = 0; c < 16; c += 8) multiply_tile<4>(&x[32 + row][0], &x[0][column + c], &x[row][32 + column + c], 1, lane);
-  ptx::group_sync<1, 128>();
-#pragma unroll 1
-  for (int c = 0; c < 16; c += 8)
-    multiply_tile<4>(&x[32 + row][32], &x[0][32 + column + c], &x[32 + row][column + c], -1, lane);
-  ptx::group_sync<1, 128>();
-}
-
-template <int D, bool decays>
-__device__ void assist_delta(const Tile& tile, const Walk& w, int h, DeltaShared<D>& s) {
-  const Engine& e = tile.e;
-  int thread = threadIdx.x % 128, lane = thread % 32;
-  const int warp = thread / 32;
-  // Addresses of shared memory are the same in every chunk, and kept in registers there would be no room for the product: each
-  // part of a chunk computes its own again.
-  const auto forget = [&] {
-    asm volatile("" : "+r"(thread), "+r"(lane));
-    return warp * 16 + lane / 4;
-  };
-  for (int i = thread; i < 2 * kPanel / 16; i += 128) reinterpret_cast<uint4*>(s.p)[i] = uint4{0, 0, 0, 0};
-  ptx::group_sync<1, 128>();
-  Numbers next_gates, next_beta;
-  if (warp == 0) {
-    if constexpr (decays) next_gates = ask_numbers(e.g, w, h, w.first, lane);
-    next_beta = ask_numbers(e.beta, w, h, w.first, lane);
-  }
+  const bool records = !reads && delta.states != nullptr;
+  Numbers next, next_beta;
+  if (decays && warp == 0) next = ask_numbers(e.g, w, h, w.first, lane);
+  if (records && warp == 1) next_beta = ask_numbers(e.beta, w, h, w.first, lane);
   for (int i = 0; i < w.count; ++i) {
-    const int stage = i % kStages, chunk = w.first + i;
-    const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
+    const int stage = i % kLocal, slot = i % kScores, chunk = w.first + i;
     DeltaGates& gates = s.gates[i % 2];
-    const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
-    ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
-    float p[32];
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int kk = 0; kk < D / 16; ++kk) {
-      const uint64_t keys = ptx::descriptor_k_major(k, C, kk);
-      ptx::wgmma_shared<true, false, false>(p, keys, keys, kk > 0);
+    asm volatile("" : "+r"(lane));  // addresses are computed anew in every chunk: kept, there would be no room for P
+    // P and the gates of two chunks ago are read.
+    if (i >= 2) ptx::barrier_wait(&s.p_empty[slot], (kScores == 2 ? i / 2 - 1 : i - 2) & 1);
+    if constexpr (decays) {
+      if (warp == 0) {
+        const Sums G = sum_gates(take_gates(next, e.g.dtype), lane);
+        next = ask_numbers(e.g, w, h, chunk + 1, lane);
+        gates.read[lane] = expf(G.low);
+        gates.read[lane + 32] = expf(G.high);
+        gates.out[lane] = e.scale * expf(G.low);
+        gates.out[lane + 32] = e.scale * expf(G.high);
+        gates.write[lane] = expf(G.all - G.low);
+        gates.write[lane + 32] = expf(G.all - G.high);
+        if constexpr (reads) store_decays(G, lane, gates.decays);
+        if (lane == 0) gates.total = expf(G.all);
+      }
     }
-    ptx::wgmma_commit();
-    if (warp == 0) {
-      Sums G = {};
+    if (records && warp == 1) {
       const float2 beta = take_numbers(next_beta, e.beta.dtype);
-      if constexpr (decays) {
-        G = sum_gates(take_gates(next_gates, e.g.dtype), lane);
-        next_gates = ask_numbers(e.g, w, h, chunk + 1, lane);
-      }
       next_beta = ask_numbers(e.beta, w, h, chunk + 1, lane);
+      gates.inverse_beta[lane] = inverse_of(e.beta_factor * beta.x);
+      gates.inverse_beta[lane + 32] = inverse_of(e.beta_factor * beta.y);
+    }
+    if constexpr (reads) {
+      ptx::barrier_wait(&s.full[stage], (i / kLocal) & 1);
+      const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
+      float p[32];
+      ptx::wgmma_fence();
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int at = lane + 32 * j;
-        const float sum = j == 0 ? G.low : G.high;
-        gates.beta[at] = e.beta_factor * (j == 0 ? beta.x : beta.y);
-        gates.read[at] = expf(sum);
-        gates.write[at] = expf(G.all - sum);
+      for (int kk = 0; kk < D / 16; ++kk) {
+        ptx::wgmma_shared<true, false, false>(p, ptx::descriptor_k_major(q, C, kk), ptx::descriptor_k_major(k, C, kk), kk > 0);
       }
-      if constexpr (decays) store_decays(G, lane, gates.decays);
-      if (lane == 0) gates.total = expf(G.all);
-    }
-    ptx::group_sync<1, 128>();
-    int row = forget();
-    ptx::wgmma_wait<0>();
-    ptx::hold(p);
-    weigh<decays, true>(p, gates.decays, warp, lane, false);
-    const float beta[2] = {gates.beta[row], gates.beta[row + 8]};
-    const bool in[2] = {row < rows, row + 8 < rows};
+      ptx::wgmma_commit();
+      if constexpr (decays) ptx::group_sync<1, 128>();  // the sums
+      ptx::wgmma_wait<0>();
+      ptx::hold(p);
+      ptx::barrier_arrive(&s.empty[stage]);
+      weigh<decays, false>(p, gates.decays, warp, lane, false);
+      if (kScores == 1 && i >= 1) ptx::barrier_wait(&s.p_empty[0], (i - 1) & 1);
+      // tile_byte_paired_f32, by hand: a row's pieces differ in bits 4 to 6.
+      char* at = s.p[slot] + (warp * 16 + lane / 4) * 128 + lane % 4 * 4;
+      const uint32_t swizzle = lane / 4 * 16;
 #pragma unroll
-    for (int j = 0; j < 32; j += 2) {
-      if (j / 8 > warp) continue;
-      const int half = j / 2 % 2;
-      *reinterpret_cast<float2*>(&s.x[row + 8 * half][j / 4 * 8 + lane % 4 * 2]) =
-          float2{in[half] ? beta[half] * p[j] : 0, in[half] ? beta[half] * p[j + 1] : 0};
-    }
-    ptx::group_sync<1, 128>();
-    forget();
-    invert(s.x, thread);
-    forget();
-    if (i >= 1) ptx::barrier_wait(&s.t_empty, (i - 1) & 1);
-    {
-      const int r = thread % 64, first = thread / 64 * 32;
-#pragma unroll
-      for (int c = first; c < first + 32; c += 8) {
-        float x[8], beta[8];
-#pragma unroll
-        for (int j = 0; j < 8; j += 4) {
-          *reinterpret_cast<float4*>(x + j) = *reinterpret_cast<const float4*>(&s.x[r][c + j]);
-          *reinterpret_cast<float4*>(beta + j) = *reinterpret_cast<const float4*>(&gates.beta[c + j]);
-        }
-        uint32_t t[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) t[j] = ptx::round_tf32(c + j <= r ? x[j] * beta[j] : 0);
-        *reinterpret_cast<uint4*>(s.t + ptx::tile_byte_paired_f32(C, r, c)) = uint4{t[0], t[2], t[4], t[6]};
-        *reinterpret_cast<uint4*>(s.t + ptx::tile_byte_paired_f32(C, r, c + 1)) = uint4{t[1], t[3], t[5], t[7]};
+      for (int j = 0; j < 32; ++j) {
+        if (j / 8 > warp) continue;  // zero from the start
+        const uint32_t piece = (j / 4 % 4 * 2 + (j & 1)) * 16;
+        *reinterpret_cast<uint32_t*>(at + (piece ^ swizzle) + j / 16 * kPanel + (j & 2) * 512) =
+            ptx::round_tf32(p[j] * e.scale);
       }
+      ptx::fence_async_shared();
+    } else {
+      if (kScores == 1 && i >= 1) ptx::barrier_wait(&s.p_empty[0], (i - 1) & 1);
     }
-    ptx::fence_async_shared();
-    ptx::barrier_arrive(&s.t_full);
-    float scores[32];
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int kk = 0; kk < D / 16; ++kk) {
-      ptx::wgmma_shared<true, false, false>(scores, ptx::descriptor_k_major(q, C, kk), ptx::descriptor_k_major(k, C, kk),
-                                            kk > 0);
-    }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::hold(scores);
-    ptx::barrier_arrive(&s.empty[stage]);
-    if (i >= 1) ptx::barrier_wait(&s.p_empty, (i - 1) & 1);
-    row = forget();
-    weigh<decays, false>(scores, gates.decays, warp, lane, false);
-    // tile_byte_paired_f32, by hand: a row's pieces differ in bits 4 to 6.
-    char* at = s.p + row * 128 + lane % 4 * 4;
-    const uint32_t swizzle = lane / 4 * 16;
-#pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      if (j / 8 > warp) continue;  // zero from the start
-      const uint32_t piece = (j / 4 % 4 * 2 + (j & 1)) * 16;
-      *reinterpret_cast<uint32_t*>(at + (piece ^ swizzle) + j / 16 * kPanel + (j & 2) * 512) = ptx::round_tf32(scores[j]);
-    }
-    ptx::fence_async_shared();
-    ptx::barrier_arrive(&s.p_full);
+    ptx::barrier_arrive(&s.p_full[slot]);
   }
 }
 
-template <int D, bool decays>
-__device__ void carry_delta(const Tile& tile, const Walk& w, int64_t n, int h, DeltaShared<D>& s) {
-  const Engine& e = tile.e;
-  const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+template <int D, bool decays, bool reads>
+__device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, bool map, DeltaShared<D>& s) {
+  constexpr int kLocal = delta_stages(D), kScores = delta_scores(D), kState = D / 2;
+  const Engine& e = delta.e;
+  const Walk& w = s.walk;
+  const int group = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const int row = group * 64 + warp * 16 + lane / 4;  // of S^T: this value channel and the one 8 below
-  constexpr int kState = D / 2;
   float S[kState];
   const auto element = [&](const States& states, int j) -> float& {
     const int channel = j / 4 * 8 + lane % 4 * 2 + (j & 1), value = row + (j & 2) * 4;
     return states.data[n * states.stride_n + h * states.stride_h + channel * states.stride_row + value * states.stride_column];
   };
+  const bool records = !reads && delta.states != nullptr;
+  // B^T or A^T of a segment.
+  const auto mapped = [&](int number, int which, int j) -> float2& {
+    float* at = delta.maps + (((number * e.N + n) * e.H + h) * 2 + which) * D * D;
+    return *reinterpret_cast<float2*>(at + (row + (j & 2) * 4) * D + j / 4 * 8 + lane % 4 * 2);
+  };
+  if (!reads && map) {
 #pragma unroll
-  for (int j = 0; j < kState; ++j) S[j] = e.initial.data != nullptr ? e.in_factor * element(e.initial, j) : 0;
+    for (int j = 0; j < kState; ++j) S[j] = j / 4 * 8 + lane % 4 * 2 + (j & 1) == row + (j & 2) * 4 ? 1 : 0;
+  } else if ((reads || records) && segment > 0) {
+#pragma unroll
+    for (int j = 0; j < kState; j += 2) {
+      const float2 x = mapped(segment - 1, 0, j);
+      S[j] = x.x;
+      S[j + 1] = x.y;
+    }
+  } else {
+    const bool given = e.initial.data != nullptr && w.starts;
+#pragma unroll
+    for (int j = 0; j < kState; ++j) S[j] = given ? e.in_factor * element(e.initial, j) : 0;
+  }
 
-  const uint32_t t = ptx::shared_address(s.t), p = ptx::shared_address(s.p);
   for (int i = 0; i < w.count; ++i) {
-    const int stage = i % kStages, chunk = w.first + i;
+    const int stage = i % kLocal, slot = i % kScores, chunk = w.first + i;
     const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
     const DeltaGates& gates = s.gates[i % 2];
     const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
     const uint32_t v = ptx::shared_address(s.v[stage]) + group * kPanel;
+    const uint32_t t = ptx::shared_address(s.t[i % 2]), p = ptx::shared_address(s.p[slot]);
 
     float U[32], O[32];
     {
       uint32_t A[kState / 2];
 #pragma unroll
       for (int j = 0; j < kState; j += 2) A[j / 2] = ptx::pack<true>(S[j], S[j + 1]);
-      ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
+      ptx::barrier_wait(&s.full[stage], (i / kLocal) & 1);
       if (rows < C) clear_rows<D, D>(s.k[stage], s.v[stage], rows, group * 128 + thread);
       ptx::hold(A);
       ptx::wgmma_fence();
 #pragma unroll
       for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<true, false>(U, A + 4 * kk, ptx::descriptor_k_major(k, C, kk), kk > 0);
+      if constexpr (reads) {
 #pragma unroll
-      for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<true, false>(O, A + 4 * kk, ptx::descriptor_k_major(q, C, kk), kk > 0);
+        for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<true, false>(O, A + 4 * kk, ptx::descriptor_k_major(q, C, kk), kk > 0);
+      }
       ptx::wgmma_commit();
-      ptx::barrier_wait(&s.t_full, i & 1);
+      if (records) store_state<D>(delta.states + (slot_of(e, n, w, chunk) * e.H + h) * D * D * 2, A, group, s.q[group]);
+      if (decays || !reads) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);  // the gates
+      ptx::barrier_wait(&s.t_full[i % 2], (i / 2) & 1);
       ptx::wgmma_wait<0>();
       ptx::hold(U);
-      ptx::hold(O);
+      if constexpr (reads) ptx::hold(O);
     }
     // Y = V^T - U, in tf32.
     uint32_t Y[32];
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
-      uint32_t values[4];
+      uint32_t values[4] = {};
       const int token = 16 * kk + lane / 16 * 8 + lane % 8, channel = 16 * warp + lane / 8 % 2 * 8;
-      ptx::load_matrices_transposed(values, v + ptx::tile_byte(C, token, channel));
+      if (reads || !map) ptx::load_matrices_transposed(values, v + ptx::tile_byte(C, token, channel));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float2 x = ptx::unpack<true>(values[j]);
@@ -304,16 +206,25 @@ __device__ void carry_delta(const Tile& tile, const Walk& w, int64_t n, int h, D
       ptx::wgmma_tf32(N, Y[4 * j], Y[4 * j + 2], Y[4 * j + 1], Y[4 * j + 3], ptx::descriptor_k_major(t, C, j), j > 0);
     }
     ptx::wgmma_commit();
+    if constexpr (reads) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        float2 out = {e.scale, e.scale};
+        if constexpr (decays) out = *reinterpret_cast<const float2*>(&gates.out[j * 8 + lane % 4 * 2]);
+        O[4 * j] *= out.x;
+        O[4 * j + 1] *= out.y;
+        O[4 * j + 2] *= out.x;
+        O[4 * j + 3] *= out.y;
+      }
+    }
     if constexpr (decays) {
       const float total = gates.total;
-#pragma unroll
-      for (int j = 0; j < 32; ++j) O[j] *= gates.read[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
 #pragma unroll
       for (int j = 0; j < kState; ++j) S[j] *= total;
     }
     ptx::wgmma_wait<0>();
     ptx::hold(N);
-    ptx::barrier_arrive(&s.t_empty);
+    ptx::barrier_arrive(&s.t_empty[i % 2]);
     // N times its decays as bf16 for the state, N itself as tf32 for the output.
     uint32_t written[16];
 #pragma unroll
@@ -322,99 +233,214 @@ __device__ void carry_delta(const Tile& tile, const Walk& w, int64_t n, int h, D
       if constexpr (decays) write = *reinterpret_cast<const float2*>(&gates.write[j / 2 * 8 + lane % 4 * 2]);
       written[j] = ptx::pack<true>(N[2 * j] * write.x, N[2 * j + 1] * write.y);
     }
+    if constexpr (reads) {
 #pragma unroll
-    for (int j = 0; j < 32; ++j) Y[j] = ptx::round_tf32(N[j]);
-    ptx::barrier_wait(&s.p_full, i & 1);
+      for (int j = 0; j < 32; ++j) Y[j] = ptx::round_tf32(N[j]);
+      if (!decays) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);
+      ptx::hold(O);
+      ptx::hold(Y);
+    }
     ptx::hold(S);
-    ptx::hold(O);
     ptx::hold(written);
-    ptx::hold(Y);
     ptx::wgmma_fence();
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) ptx::wgmma<true, true>(S, written + 4 * kk, ptx::descriptor_mn_major(k, C, kk), true);
+    if constexpr (reads) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      ptx::wgmma_tf32(O, Y[4 * j], Y[4 * j + 2], Y[4 * j + 1], Y[4 * j + 3], ptx::descriptor_k_major(p, C, j), true);
+      for (int j = 0; j < 8; ++j) {
+        ptx::wgmma_tf32(O, Y[4 * j], Y[4 * j + 2], Y[4 * j + 1], Y[4 * j + 3], ptx::descriptor_k_major(p, C, j), true);
+      }
     }
     ptx::wgmma_commit();
+    if (records) {
+#pragma unroll
+      for (int j = 0; j < 32; ++j) N[j] *= gates.inverse_beta[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
+      store_chunk<true>(delta.residuals + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, N, group, s.q[2] + group * kPanel);
+    }
     ptx::wgmma_wait<0>();
     ptx::hold(S);
-    ptx::hold(O);
+    if constexpr (reads) {
+      ptx::hold(O);
+      ptx::barrier_arrive(&s.p_empty[slot]);
+      store_rows<true>(e, w, h, group, chunk, rows, O, 1, s.v[stage] + group * kPanel);
+      ptx::fence_async_shared();
+    } else {
+      ptx::barrier_arrive(&s.p_empty[slot]);
+    }
     ptx::barrier_arrive(&s.empty[stage]);
-    ptx::barrier_arrive(&s.p_empty);
-    store_rows<true>(e, w, h, group, chunk, rows, O, e.scale, s.o[group]);
   }
-  if (e.final.data != nullptr) {
+  if (records) {
+    if (thread == 0) ptx::wait_stores();
+  } else if constexpr (!reads) {
+#pragma unroll
+    for (int j = 0; j < kState; j += 2) mapped(segment, map ? 1 : 0, j) = float2{S[j], S[j + 1]};
+  } else if (e.final.data != nullptr && w.ends) {
 #pragma unroll
     for (int j = 0; j < kState; ++j) element(e.final, j) = e.out_factor * S[j];
   }
 }
 
-template <int D>
-__device__ void produce_delta(const Tile& tile, const Walk& w, int h, DeltaShared<D>& s) {
-  const Engine& e = tile.e;
+template <int D, bool reads>
+__device__ void produce_delta(const Delta& delta, int64_t n, int h, bool map, DeltaShared<D>& s) {
+  constexpr int kLocal = delta_stages(D);
+  const Walk& w = s.walk;
+  const Engine& e = delta.e;
   const int b = static_cast<int>(w.b);
+  const char* inverse = delta.inverse + (slot_of(e, n, w, w.first) * e.H + h) * kInverseBytes;
+  const uint32_t bytes = (1 + (reads ? 1 : 0) + (map ? 0 : 1)) * (D / 64) * kPanel;
   for (int i = 0; i < w.count; ++i) {
-    const int stage = i % kStages, t = static_cast<int>(w.begin) + (w.first + i) * C;
-    if (i >= kStages) ptx::barrier_wait(&s.empty[stage], (i / kStages - 1) & 1);
-    ptx::barrier_arrive_expect(&s.full[stage], 3 * (D / 64) * kPanel);
-    ptx::load_box(s.k[stage], &tile.k, &s.full[stage], 0, t, 0, h / e.k.group, b);
-    ptx::load_box(s.q[stage], &tile.q, &s.full[stage], 0, t, 0, h / e.q.group, b);
-    ptx::load_box(s.v[stage], &tile.v, &s.full[stage], 0, t, 0, h / e.v.group, b);
+    const int stage = i % kLocal, t = static_cast<int>(w.begin) + (w.first + i) * C;
+    if (i >= kLocal) ptx::barrier_wait(&s.empty[stage], (i / kLocal - 1) & 1);
+    ptx::barrier_arrive_expect(&s.full[stage], bytes);
+    ptx::load_box(s.k[stage], &delta.k, &s.full[stage], 0, t, 0, h / e.k.group, b);
+    if constexpr (reads) ptx::load_box(s.q[stage], &delta.q, &s.full[stage], 0, t, 0, h / e.q.group, b);
+    if (!map) ptx::load_box(s.v[stage], &delta.v, &s.full[stage], 0, t, 0, h / e.v.group, b);
+    if (i >= 2) ptx::barrier_wait(&s.t_empty[i % 2], (i / 2 - 1) & 1);
+    ptx::barrier_arrive_expect(&s.t_full[i % 2], kInverseBytes);
+    ptx::load_bytes(s.t[i % 2], inverse, kInversePanel, &s.t_full[i % 2]);
+    ptx::load_bytes(s.t[i % 2] + kPanel + kPanel / 2, inverse + kInversePanel, kInversePanel / 2, &s.t_full[i % 2]);
+    inverse += static_cast<int64_t>(e.H) * kInverseBytes;
   }
 }
 
-template <int D, bool decays>
-__device__ void delta_kernel(const Tile& tile) {
+template <int D, bool decays, bool reads>
+__device__ void delta_kernel(const Delta& delta) {
   extern __shared__ char memory[];
   static_assert(sizeof(DeltaShared<D>) + 1024 <= delta_shared_bytes(D) && delta_shared_bytes(D) <= 232448);
   auto& s = *reinterpret_cast<DeltaShared<D>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
-  const int h = blockIdx.x % tile.e.H;
-  const int64_t n = blockIdx.x / tile.e.H;
+  const Engine& e = delta.e;
+  const int h = blockIdx.x % e.H, segment = blockIdx.y;
+  const int64_t n = blockIdx.x / e.H;
+  const bool map = !reads && blockIdx.z == 1;
+  Walk w = delta.phase == DeltaPhase::whole ? walk_of(e, n, 0, false) : segment_of(e, n, segment);
+  if (w.count == 0 && segment > 0) return;
+  if (!reads && delta.phase == DeltaPhase::summary) {
+    if (w.ends) return;  // nobody starts from there
+    // What comes before a chunk after which everything is forgotten need not be walked.
+    int start = w.count;
+    float bound = 0;
+    while (start > 0 && !(bound < kForgotten)) {
+      --start;
+      bound += delta.bounds[slot_of(e, n, w, w.first + start) * e.H + h];
+    }
+    const bool forgets = bound < kForgotten;
+    if (forgets) w.starts = false;
+    w.first += start;
+    w.count -= start;
+    if (map) {
+      if (threadIdx.x == 0) delta.forgets[(segment * e.N + n) * e.H + h] = forgets ? 1 : 0;
+      if (forgets) return;
+    }
+  }
   constexpr int kGroups = D / 64, kConsumers = 128 * kGroups;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
+    s.walk = w;
+    for (int i = 0; i < delta_stages(D); ++i) {
       ptx::barrier_init(&s.full[i], 1);
-      ptx::barrier_init(&s.empty[i], kConsumers + 128);
+      ptx::barrier_init(&s.empty[i], kConsumers + (reads ? 128 : 0));
     }
-    ptx::barrier_init(&s.t_full, 128);
-    ptx::barrier_init(&s.p_full, 128);
-    ptx::barrier_init(&s.t_empty, kConsumers);
-    ptx::barrier_init(&s.p_empty, kConsumers);
+    for (int i = 0; i < 2; ++i) {
+      ptx::barrier_init(&s.t_full[i], 1);
+      ptx::barrier_init(&s.t_empty[i], kConsumers);
+    }
+    for (int i = 0; i < delta_scores(D); ++i) {
+      ptx::barrier_init(&s.p_full[i], 128);
+      ptx::barrier_init(&s.p_empty[i], kConsumers);
+    }
     ptx::barrier_init_fence();
   }
+  for (int i = threadIdx.x; i < 2 * (kPanel / 2) / 16; i += blockDim.x) {  // rows 0 to 31 of T's second panel
+    reinterpret_cast<uint4*>(s.t[i / (kPanel / 32)] + kPanel)[i % (kPanel / 32)] = uint4{0, 0, 0, 0};
+  }
+  ptx::fence_async_shared();
   __syncthreads();
-  const Walk w = walk_of(tile.e, n, 0, false);
+  // Registers: 65536 of the multiprocessor over the 512 or 384 threads of one block.
   const int role = threadIdx.x / 128;
-  if (role == 0) {
-    ptx::fewer_registers<24>();
-    if (threadIdx.x == 0) produce_delta<D>(tile, w, h, s);
-  } else if (role <= kGroups) {
-    ptx::more_registers<kGroups == 2 ? 192 : 240>();
-    carry_delta<D, decays>(tile, w, n, h, s);
+  if (role < kGroups) {
+    ptx::more_registers<kGroups == 2 ? 200 : 240>();
+    carry_delta<D, decays, reads>(delta, n, h, segment, map, s);
+  } else if (role == kGroups) {
+    if constexpr (kGroups == 2) ptx::fewer_registers<88>();
+    assist_delta<D, decays, reads>(delta, h, s);
   } else {
-    if constexpr (kGroups == 2) {
-      ptx::fewer_registers<104>();
-    } else {
-      ptx::more_registers<240>();
-    }
-    assist_delta<D, decays>(tile, w, h, s);
+    ptx::fewer_registers<24>();
+    if (threadIdx.x % 128 == 0) produce_delta<D, reads>(delta, n, h, map, s);
   }
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(384, 1) delta_64(const __grid_constant__ Tile tile) {
-  delta_kernel<64, false>(tile);
+#define LINNET_DELTA(name, D, decays, reads)                                                                   \
+  extern "C" __global__ void __launch_bounds__(tile_threads(D), 1) name(const __grid_constant__ Delta delta) { \
+    delta_kernel<D, decays, reads>(delta);                                                                     \
+  }
+LINNET_DELTA(delta_64, 64, false, true)
+LINNET_DELTA(delta_64_decay, 64, true, true)
+LINNET_DELTA(delta_128, 128, false, true)
+LINNET_DELTA(delta_128_decay, 128, true, true)
+LINNET_DELTA(summary_64, 64, false, false)
+LINNET_DELTA(summary_64_decay, 64, true, false)
+LINNET_DELTA(summary_128, 128, false, false)
+LINNET_DELTA(summary_128_decay, 128, true, false)
+
+// Between the walks of a cut sequence: the states after its segments, S^T = S^T A^T + B^T, in place of B^T. A block has
+// kFoldRows rows of S^T of a head, a thread one column of a part of them; A passes through shared memory in pieces, the next
+// one on its way while one is used.
+constexpr int kFoldPiece = 32;
+template <int D>
+__device__ void fold(const Delta& delta, int segments) {
+  constexpr int kApart = 256 / D, kRows = kFoldRows / kApart;  // the distance between the rows of a thread, and their number
+  constexpr int kLoads = kFoldPiece * D / 1024;
+  __shared__ float a[kFoldPiece][D], state[kFoldRows][D];
+  const Engine& e = delta.e;
+  const int h = blockIdx.x % e.H, thread = threadIdx.x, column = thread % D, first = thread / D;
+  const int64_t n = blockIdx.x / e.H, heads = e.N * e.H;
+  const Walk w = walk_of(e, n, 0, false);
+  if (w.length <= kLongest) return;
+  const int used = static_cast<int>((w.length + kDeltaSegment - 1) / kDeltaSegment) - 1;
+  float sum[kRows] = {};
+  for (int i = 0; i < used && i < segments; ++i) {
+    float* const map = delta.maps + (i * heads + n * e.H + h) * 2 * D * D;
+    float* const b = map + (blockIdx.y * kFoldRows + first) * D + column;
+    const bool forgets = i == 0 || delta.forgets[(i * e.N + n) * e.H + h] != 0;
+    float next[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) next[r] = b[r * kApart * D];
+    if (!forgets) {
+      const auto* from = reinterpret_cast<const float4*>(map + D * D);
+      float4 ahead[kLoads];
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) ahead[j] = from[thread + 256 * j];
+      __syncthreads();
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) state[first + r * kApart][column] = sum[r];
+      for (int piece = 0; piece < D; piece += kFoldPiece) {
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j) reinterpret_cast<float4*>(a)[thread + 256 * j] = ahead[j];
+        from += kFoldPiece * D / 4;
+        if (piece + kFoldPiece < D) {
+#pragma unroll
+          for (int j = 0; j < kLoads; ++j) ahead[j] = from[thread + 256 * j];
+        }
+        __syncthreads();
+#pragma unroll 8
+        for (int j = 0; j < kFoldPiece; ++j) {
+          const float x = a[j][column];
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) next[r] = fmaf(state[first + r * kApart][piece + j], x, next[r]);
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) b[r * kApart * D] = sum[r] = next[r];
+  }
 }
-extern "C" __global__ void __launch_bounds__(384, 1) delta_64_decay(const __grid_constant__ Tile tile) {
-  delta_kernel<64, true>(tile);
+extern "C" __global__ void __launch_bounds__(256) fold_64(const __grid_constant__ Delta delta, int segments) {
+  fold<64>(delta, segments);
 }
-extern "C" __global__ void __launch_bounds__(512, 1) delta_128(const __grid_constant__ Tile tile) {
-  delta_kernel<128, false>(tile);
-}
-extern "C" __global__ void __launch_bounds__(512, 1) delta_128_decay(const __grid_constant__ Tile tile) {
-  delta_kernel<128, true>(tile);
+extern "C" __global__ void __launch_bounds__(256) fold_128(const __grid_constant__ Delta delta, int segments) {
+  fold<128>(delta, segments);
 }
 
 }  // namespace linnet::cuda

@@ -1,6 +1,7 @@
 #include "mechanisms/recurrence/recurrence_launch.h"
 
 #include "mechanisms/recurrence/recurrence_channel.h"
+#include "mechanisms/recurrence/recurrence_delta_launch.h"
 #include "mechanisms/recurrence/recurrence_tile.h"
 
 namespace linnet::cuda {
@@ -17,16 +18,15 @@ int64_t blocks_for(int64_t elements) {
 bool is_16_bit(Dtype dtype) { return dtype == Dtype::bf16 || dtype == Dtype::f16; }
 bool is_tile_width(int64_t width) { return width == 64 || width == 128; }
 
-// Rows that the copy engine and 16-byte stores can address.
+}  // namespace
+
 bool is_aligned(const Rows& rows, Dtype dtype) {
   return rows.data != nullptr && rows.dtype == dtype && rows.map == Map::identity &&
          reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride_b % 8 == 0 && rows.stride_t % 8 == 0 &&
          rows.stride_h % 8 == 0 && rows.stride_t >= 0 && rows.stride_b >= 0 && rows.stride_h >= 0;
 }
 
-int64_t segments_of(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kSegment - 1) / kSegment; }
-
-bool encode(TensorMap* map, const Engine& e, const Rows& rows, int32_t width) {
+bool encode_rows(TensorMap* map, const Engine& e, const Rows& rows, int32_t width) {
   const auto distance = [](int64_t count, int64_t stride) {  // of a dimension with one entry nobody asks
     return count == 1 || stride == 0 ? uint64_t{128} : static_cast<uint64_t>(stride) * 2;
   };
@@ -37,6 +37,10 @@ bool encode(TensorMap* map, const Engine& e, const Rows& rows, int32_t width) {
   const uint32_t box[5] = {64, kTileChunk, static_cast<uint32_t>(width / 64), 1, 1};
   return encode_tensor_map(map, rows.dtype, rows.data, 5, size, stride, box);
 }
+
+namespace {
+
+int64_t segments_of(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kSegment - 1) / kSegment; }
 
 void run_steps(const Launch& launch, const Engine& e) {
   static constexpr const char* kNames[3][4] = {{"step_4", "step_8", "step_16", "step_32"},
@@ -58,7 +62,8 @@ bool has_tiles(const Engine& e) {
 
 bool encode_all(const Launch& launch, const Engine& e, Tile* tile) {
   tile->e = e;
-  if (encode(&tile->q, e, e.q, e.K) && encode(&tile->k, e, e.k, e.K) && encode(&tile->v, e, e.v, e.V)) return true;
+  if (encode_rows(&tile->q, e, e.q, e.K) && encode_rows(&tile->k, e, e.k, e.K) && encode_rows(&tile->v, e, e.v, e.V))
+    return true;
   *launch.error = "a tensor has no description for the copy engine";
   return false;
 }
@@ -105,13 +110,13 @@ bool encode_gates(TensorMap* map, const Engine& e) {
   bits.stride_t *= parts;
   bits.stride_h *= parts;
   bits.dtype = Dtype::bf16;
-  return encode(map, e, bits, static_cast<int32_t>(parts) * e.K);
+  return encode_rows(map, e, bits, static_cast<int32_t>(parts) * e.K);
 }
 void run_channels(const Launch& launch, const Engine& e, const EngineScratch& scratch) {
   ChannelTile tile;
   tile.e = e;
   tile.wide = e.g.dtype == Dtype::f32;
-  if (!encode(&tile.q, e, e.q, e.K) || !encode(&tile.k, e, e.k, e.K) || !encode(&tile.v, e, e.v, e.V) ||
+  if (!encode_rows(&tile.q, e, e.q, e.K) || !encode_rows(&tile.k, e, e.k, e.K) || !encode_rows(&tile.v, e, e.v, e.V) ||
       !encode_gates(&tile.g, e)) {
     *launch.error = "a tensor has no description for the copy engine";
     return;
@@ -133,19 +138,6 @@ void run_channels(const Launch& launch, const Engine& e, const EngineScratch& sc
     tile.phase = 2;
   }
   enqueue(launch, {kImage, kNames[e.K == 128][e.V == 128], threads, bytes}, {heads, segments}, tile);
-}
-
-// The delta rule on matrix units: bf16 (f16 would need products in three parts), forwards.
-bool is_delta(const Engine& e) {
-  return has_tiles(e) && e.beta.data != nullptr && e.q.dtype == Dtype::bf16 && e.K == e.V && !e.reverse;
-}
-void run_delta(const Launch& launch, const Engine& e) {
-  Tile tile;
-  if (!encode_all(launch, e, &tile)) return;
-  static constexpr const char* kNames[2][2] = {{"delta_64", "delta_64_decay"}, {"delta_128", "delta_128_decay"}};
-  const Kernel kernel = {"recurrence_delta_cuda", kNames[e.K == 128][e.g_width != 0], tile_threads(e.V),
-                         delta_shared_bytes(e.K)};
-  enqueue(launch, kernel, {e.N * e.H}, tile);
 }
 
 // One token in place, in rows that 16-byte accesses can take.
@@ -192,6 +184,11 @@ States dense_states(float* data, int64_t H, int64_t rows, int64_t columns) {
 bool is_tiled(const Engine& e) { return has_tiles(e) && e.beta.data == nullptr; }
 
 EngineScratch cut_engine(Arena& arena, const Engine& e) {
+  if (e.beta.data != nullptr) {
+    EngineScratch scratch;
+    scratch.delta = cut_delta(arena, e, false);
+    return scratch;
+  }
   const int64_t segments = segments_of(e);
   if (segments == 1 || !is_tile_width(e.K) || !is_tile_width(e.V)) return {};
   return {arena.take<float>((segments - 1) * e.N * e.H * (static_cast<int64_t>(e.K) * e.V + (e.g_width > 1 ? e.g_width : 1)))};
@@ -200,8 +197,8 @@ EngineScratch cut_engine(Arena& arena, const Engine& e) {
 void run_engine(const Launch& launch, const Engine& e, const EngineScratch& scratch) {
   if (is_decode(e)) {
     run_decode(launch, e);
-  } else if (is_delta(e)) {
-    run_delta(launch, e);
+  } else if (has_tiles(e) && is_delta(e)) {
+    run_delta(launch, e, scratch.delta);
   } else if (is_channel(e)) {
     run_channels(launch, e, scratch);
   } else if (is_tiled(e)) {

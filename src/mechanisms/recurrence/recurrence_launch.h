@@ -1,6 +1,7 @@
 // Runs an Engine on the GPU: chooses between the kernels, and asks for the workspace that they need.
 #pragma once
 
+#include "core/cuda.h"
 #include "mechanisms/recurrence/recurrence_cuda.h"
 
 namespace linnet::cuda {
@@ -18,14 +19,26 @@ Rows dense_rows(float* data, int64_t T, int64_t H, int64_t width);
 States dense_states(float* data, int64_t H, int64_t rows, int64_t columns);
 
 // Cuts what run_engine needs from an arena; the same cuts on a null arena tell its size.
+struct DeltaScratch {  // recurrence_delta.h
+  char *inverse = nullptr, *inverse_transposed = nullptr;
+  char *states = nullptr, *dstates = nullptr, *residuals = nullptr, *adjoints = nullptr;
+  float* bounds = nullptr;
+  float* maps = nullptr;
+  int32_t* forgets = nullptr;
+};
 struct EngineScratch {
   float* segments = nullptr;  // [segments of a sequence, N, H, K, V]: states between segments
+  DeltaScratch delta;
 };
 EngineScratch cut_engine(Arena& arena, const Engine& engine);
 // Enqueues the engine; a failure is in launch.error.
 void run_engine(const Launch& launch, const Engine& engine, const EngineScratch& scratch);
 // Whether the tiled kernel (recurrence_tile_cuda.cu) takes this engine; else the step kernel does.
 bool is_tiled(const Engine& engine);
+
+// Rows that the copy engine and 16-byte stores can address, and their description for the copy engine: boxes of a chunk.
+bool is_aligned(const Rows& rows, Dtype dtype);
+bool encode_rows(TensorMap* map, const Engine& e, const Rows& rows, int32_t width);
 
 // out[.., head, ..] = the sum over its group, in order.
 void sum_groups(const Launch& launch, const Rows& out, const float* part, int64_t B, int64_t T, int64_t heads, int64_t group,

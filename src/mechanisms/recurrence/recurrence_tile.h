@@ -26,9 +26,4 @@ constexpr int tile_shared_bytes(int K, int V) {
   return 1024 + kTileStages * stage + 2 * kTileChunk * 128 + V / 64 * kTileChunk * 128 + 2 * 4 * 336 + 1024;
 }
 
-constexpr int delta_shared_bytes(int D) {
-  const int stage = 3 * D / 64 * kTileChunk * 128;
-  return 1024 + kTileStages * stage + 2 * 16384 + D / 64 * kTileChunk * 128 + kTileChunk * 68 * 4 + 2 * 4 * 392 + 1024;
-}
-
 }  // namespace linnet::cuda

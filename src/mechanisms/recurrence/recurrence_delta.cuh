@@ -1,0 +1,100 @@
+// Where the kernels of the delta rules find their chunks (recurrence_delta.h).
+#pragma once
+
+#include "mechanisms/recurrence/recurrence_delta.h"
+#include "mechanisms/recurrence/recurrence_tile.cuh"
+
+namespace linnet::cuda {
+namespace {
+
+__device__ __forceinline__ int64_t slot_of(const Engine& e, int64_t n, const Walk& w, int chunk) {
+  return e.offsets != nullptr ? w.begin / C + n + chunk : n * ((e.T + C - 1) / C) + chunk;
+}
+
+// The sequence and the chunk of a slot; chunk < 0: the slot is not used.
+struct Place {
+  int64_t n;
+  int chunk;
+};
+__device__ inline Place place_of(const Engine& e, int64_t slot) {
+  const int64_t chunks = (e.T + C - 1) / C;
+  if (e.offsets == nullptr) return {slot / chunks, static_cast<int>(slot % chunks)};
+  int64_t low = 0, high = e.N - 1;  // the last sequence that begins at this slot or before
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (offset(e, middle) / C + middle <= slot) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  const int64_t begin = offset(e, low), end = offset(e, low + 1), chunk = slot - begin / C - low;
+  return {low, chunk >= 0 && chunk * C < end - begin ? static_cast<int>(chunk) : -1};
+}
+
+// The chunks of a segment.
+__device__ inline Walk segment_of(const Engine& e, int64_t n, int segment) {
+  Walk w = walk_of(e, n, 0, false);
+  const int chunks = w.count, part = static_cast<int>(kDeltaSegment / C);
+  const int segments = w.length <= kLongest ? 1 : (chunks + part - 1) / part;
+  if (segments > 1) {
+    w.first = segment * part;
+    w.count = min(chunks, w.first + part) - w.first;
+  }
+  if (segment >= segments) w.count = 0;
+  w.starts = segment == 0;
+  w.ends = segment == segments - 1;
+  return w;
+}
+
+// For gradients, a beta of 0 counts as this: what is divided by it again must not be lost.
+constexpr float kLeastBeta = 0x1p-60f;
+__device__ __forceinline__ float inverse_of(float beta) { return beta == 0 ? 1 / kLeastBeta : 1 / beta; }
+
+// The threads of one state group.
+__device__ __forceinline__ void sync_state(int group) { group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>(); }
+
+// Rows [64 group, 64 group + 64) of S^T, packed as an operand, to the image of a tile [D][D] in memory; by the way of `tile`.
+template <int D>
+__device__ __forceinline__ void store_state(char* image, const uint32_t (&A)[D / 4], int group, char* tile) {
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  if (thread == 0) ptx::wait_stores_read();
+  sync_state(group);
+  const uint32_t to = ptx::shared_address(tile);
+#pragma unroll
+  for (int j = 0; j < D / 4; j += 4) {
+    const int row = 16 * warp + lane / 8 % 2 * 8 + lane % 8, column = 4 * j + lane / 16 * 8;
+    ptx::store_matrices(to + ptx::tile_byte(64, row, column), A[j], A[j + 1], A[j + 2], A[j + 3]);
+  }
+  ptx::fence_async_shared();
+  sync_state(group);
+  if (thread == 0) {
+#pragma unroll
+    for (int panel = 0; panel < D / 64; ++panel) {
+      ptx::store_bytes(image + panel * D * 128 + group * kPanel, tile + panel * kPanel, kPanel);
+    }
+  }
+}
+
+// X^T [64 value channels of this group, 64 tokens] to panel `group` of the image of a tile [64 tokens][D]; by the way of
+// `tile`, which is not the one of store_state.
+template <bool bf16>
+__device__ __forceinline__ void store_chunk(char* image, const float (&x)[32], int group, char* tile) {
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  if (thread == 0) ptx::wait_stores_read();
+  sync_state(group);
+  const uint32_t to = ptx::shared_address(tile);
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    const int token = 8 * (j + lane / 16) + lane % 8, channel = 16 * warp + lane / 8 % 2 * 8;
+    const float* y = x + 4 * j;
+    ptx::store_matrices_transposed(to + ptx::tile_byte(C, token, channel), ptx::pack<bf16>(y[0], y[1]),
+                                   ptx::pack<bf16>(y[2], y[3]), ptx::pack<bf16>(y[4], y[5]), ptx::pack<bf16>(y[6], y[7]));
+  }
+  ptx::fence_async_shared();
+  sync_state(group);
+  if (thread == 0) ptx::store_bytes(image + group * kPanel, tile, kPanel);
+}
+
+}  // namespace
+}  // namespace linnet::cuda

@@ -1,0 +1,116 @@
+#include "mechanisms/recurrence/recurrence_delta_launch.h"
+
+namespace linnet::cuda {
+namespace {
+
+constexpr const char *kPrepareImage = "recurrence_delta_prepare_cuda", *kWalkImage = "recurrence_delta_cuda";
+
+int64_t segments_of(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kDeltaSegment - 1) / kDeltaSegment; }
+
+// Kernels of one kind: for 64 and 128 channels, without and with decays.
+using Names = const char* const[2][2];
+const char* name_of(const Names& names, const Engine& e) { return names[e.K == 128][e.g_width != 0]; }
+constexpr Names kPrepare = {{"prepare_64", "prepare_64_decay"}, {"prepare_128", "prepare_128_decay"}};
+constexpr Names kWalks = {{"delta_64", "delta_64_decay"}, {"delta_128", "delta_128_decay"}};
+constexpr Names kSummaries = {{"summary_64", "summary_64_decay"}, {"summary_128", "summary_128_decay"}};
+constexpr Names kReverse = {{"reverse_64", "reverse_64_decay"}, {"reverse_128", "reverse_128_decay"}};
+constexpr Names kGradients = {{"gradients_64", "gradients_64_decay"}, {"gradients_128", "gradients_128_decay"}};
+
+bool fill(const Launch& launch, const Engine& e, const DeltaScratch& scratch, Delta* delta) {
+  delta->e = e;
+  delta->inverse = scratch.inverse;
+  delta->bounds = scratch.bounds;
+  delta->maps = scratch.maps;
+  delta->forgets = scratch.forgets;
+  if (encode_rows(&delta->q, e, e.q, e.K) && encode_rows(&delta->k, e, e.k, e.K) && encode_rows(&delta->v, e, e.v, e.V)) {
+    return true;
+  }
+  *launch.error = "a tensor has no description for the copy engine";
+  return false;
+}
+
+// The triangular systems of all chunks, and the states between segments; the phase that is then due.
+void prepare(const Launch& launch, Delta& delta) {
+  const Engine& e = delta.e;
+  const int64_t segments = segments_of(e), heads = e.N * e.H;
+  enqueue(launch, {kPrepareImage, name_of(kPrepare, e), 128, prepare_shared_bytes(e.K)}, {delta_slots(e) * e.H}, delta);
+  if (segments == 1) return;
+  Delta summary = delta;
+  summary.phase = DeltaPhase::summary;
+  summary.states = nullptr;
+  enqueue(launch, {kWalkImage, name_of(kSummaries, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {heads, segments - 1, 2},
+          summary);
+  const int count = static_cast<int>(segments - 1);
+  enqueue(launch, {kWalkImage, e.K == 128 ? "fold_128" : "fold_64", 256}, {heads, e.V / kFoldRows}, summary, count);
+  delta.phase = DeltaPhase::joined;
+}
+
+}  // namespace
+
+bool is_delta(const Engine& e) {
+  return e.beta.data != nullptr && e.q.dtype == Dtype::bf16 && e.K == e.V && (e.K == 64 || e.K == 128) && e.g_width <= 1 &&
+         !e.reverse && !e.l2_norm && e.N > 0 && e.T > 0;
+}
+
+DeltaScratch cut_delta(Arena& arena, const Engine& e, bool gradients) {
+  DeltaScratch scratch;
+  if (!is_delta(e)) return scratch;
+  const int64_t between = (segments_of(e) - 1) * e.N * e.H, images = delta_slots(e) * e.H;
+  scratch.inverse = arena.take<char>(images * kInverseBytes);
+  scratch.bounds = arena.take<float>(images);
+  scratch.maps = arena.take<float>(between * 2 * e.K * e.K);
+  scratch.forgets = arena.take<int32_t>(between);
+  if (!gradients) return scratch;
+  const int64_t square = images * e.K * e.K * 2, chunk = images * kTileChunk * e.K * 2;
+  scratch.inverse_transposed = arena.take<char>(images * kInverseBytes);
+  scratch.states = arena.take<char>(square);
+  scratch.dstates = arena.take<char>(square);
+  scratch.residuals = arena.take<char>(chunk);
+  scratch.adjoints = arena.take<char>(chunk);
+  return scratch;
+}
+
+void run_delta(const Launch& launch, const Engine& e, const DeltaScratch& scratch) {
+  Delta delta;
+  if (!fill(launch, e, scratch, &delta)) return;
+  prepare(launch, delta);
+  enqueue(launch, {kWalkImage, name_of(kWalks, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {e.N * e.H, segments_of(e)},
+          delta);
+}
+
+void run_delta_gradients(const Launch& launch, const Engine& e, const DeltaGradients& gradients, const DeltaScratch& scratch) {
+  Delta delta;
+  if (!fill(launch, e, scratch, &delta)) return;
+  if (!encode_rows(&delta.dout, e, gradients.dout, e.V)) {
+    *launch.error = "a tensor has no description for the copy engine";
+    return;
+  }
+  delta.inverse_transposed = scratch.inverse_transposed;
+  delta.states = scratch.states;
+  delta.dstates = scratch.dstates;
+  delta.residuals = scratch.residuals;
+  delta.adjoints = scratch.adjoints;
+  delta.dfinal = gradients.dfinal;
+  delta.dinitial = gradients.dinitial;
+  delta.dq = gradients.dq;
+  delta.dk = gradients.dk;
+  delta.dv = gradients.dv;
+  delta.dg = gradients.dg;
+  delta.dbeta = gradients.dbeta;
+  prepare(launch, delta);
+  const int64_t heads = e.N * e.H;
+  enqueue(launch, {kWalkImage, name_of(kSummaries, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {heads, segments_of(e)},
+          delta);
+  enqueue(launch, {"recurrence_delta_reverse_cuda", name_of(kReverse, e), tile_threads(e.V), reverse_shared_bytes(e.K)},
+          {heads}, delta);
+  enqueue(launch, {"recurrence_delta_gradients_cuda", name_of(kGradients, e), 512, gradients_shared_bytes(e.K)},
+          {delta_slots(e) * e.H}, delta);
+}
+
+void copy_rows(const Launch& launch, const Rows& to, const Rows& from, int64_t B, int64_t T, int64_t heads, int64_t width) {
+  const int counts[2] = {static_cast<int>(heads), static_cast<int>(width)};
+  enqueue(launch, {"recurrence_delta_gradients_cuda", "copy_rows", 256}, {(B * T * heads * width + 255) / 256}, to, from, T,
+          counts[0], counts[1], B * T * heads * width);
+}
+
+}  // namespace linnet::cuda

@@ -1,0 +1,251 @@
+// What a chunk of the delta rules needs besides the state, for all chunks at once: T = (I + A)^-1 diag(beta), A = tril(beta K
+// K^T D, -1) (recurrence_delta.h). In f32: 8-row blocks by substitution, then 8 -> 16 -> 32 -> 64 by -X22 (A21 X11), rounded to
+// tf32 at the end: in bf16 it alone would cost more than the tolerance (with keys that are alike, four times as much).
+//
+// One warpgroup a chunk and head: each step of the inverse waits for the one before, and the other blocks of a multiprocessor
+// work meanwhile. At 16,2048,16,128 it reads 134 MB and writes 101 MB: 0.056 ms of an H200's copy bandwidth.
+#include "mechanisms/recurrence/recurrence_delta.cuh"
+
+namespace linnet::cuda {
+namespace {
+
+constexpr int kLine = 68;  // floats of a row of the inverse's scratch: 8 rows of a column lie in 8 banks
+
+template <int D>
+struct PrepareShared {
+  alignas(1024) char k[D / 64 * kPanel];
+  float x[C][kLine];
+  Decays decays;
+  float beta[C], squares[C];  // squares: of the keys' norms
+  uint64_t full;
+};
+
+// x[rows of the block][its columns] = A -> (I + A)^-1 for the 16 x 16 block on the diagonal, by one warp: its two 8 x 8 blocks
+// by substitution (a lane has a column), then X21 = -X22 (A21 X11), two neighbouring elements to a lane.
+__device__ void invert_block(float (&x)[C][kLine], int first, int lane) {
+  const int block = first + (lane & 8), own = lane & 7;
+  float column[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float4 a[2] = {};
+    if (i > 0) a[0] = *reinterpret_cast<const float4*>(&x[block + i][block]);
+    if (i > 4) a[1] = *reinterpret_cast<const float4*>(&x[block + i][block + 4]);
+    const float factor[8] = {a[0].x, a[0].y, a[0].z, a[0].w, a[1].x, a[1].y, a[1].z, a[1].w};
+    float sum[2] = {};
+#pragma unroll
+    for (int j = 0; j < i; ++j) sum[j % 2] = fmaf(factor[j], column[j], sum[j % 2]);
+    column[i] = i == own ? 1 : i > own ? -(sum[0] + sum[1]) : 0;
+  }
+  __syncwarp();
+  if (lane < 16) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[block + i][block + own] = column[i];
+  }
+  __syncwarp();
+  const int row = lane / 4, at = lane % 4 * 2;
+  // The block above the diagonal takes A21 X11, and is zero afterwards.
+  const auto product = [&](const float* a, const float* b) {
+    const float4 low = *reinterpret_cast<const float4*>(a), high = *reinterpret_cast<const float4*>(a + 4);
+    const float factor[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    float2 sum = {};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 y = *reinterpret_cast<const float2*>(b + j * kLine);
+      sum.x = fmaf(factor[j], y.x, sum.x);
+      sum.y = fmaf(factor[j], y.y, sum.y);
+    }
+    return sum;
+  };
+  float2& above = *reinterpret_cast<float2*>(&x[first + row][first + 8 + at]);
+  above = product(&x[first + 8 + row][first], &x[first][first + at]);
+  __syncwarp();
+  const float2 sum = product(&x[first + 8 + row][first + 8], &x[first][first + 8 + at]);
+  *reinterpret_cast<float2*>(&x[first + 8 + row][first + at]) = float2{-sum.x, -sum.y};
+  __syncwarp();
+  above = float2{0, 0};
+}
+
+// 16 x 8 tiles of sign * A B: rows of A from `a`, columns of B from `b`, 8 * kSteps of K; the tile goes to `to`. In f32 by
+// three products of tf32 halves (the fourth, low times low, is below f32's rounding).
+template <int kSteps>
+__device__ __forceinline__ void multiply_tile(const float* a, const float* b, float* to, float sign, int lane) {
+  float d[4] = {};
+#pragma unroll 2
+  for (int k = 0; k < kSteps; ++k) {
+    float x[4], y[2];
+    uint32_t x_high[4], x_low[4], y_high[2], y_low[2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = a[(lane / 4 + i % 2 * 8) * kLine + 8 * k + lane % 4 + i / 2 * 4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) y[i] = b[(8 * k + lane % 4 + i * 4) * kLine + lane / 4];
+      // The upper bits, and what they leave: exact, and the instruction cuts the rest off.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x_high[i] = __float_as_uint(x[i]) & 0xffffe000;
+      x_low[i] = __float_as_uint(x[i] - __uint_as_float(x_high[i]));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      y_high[i] = __float_as_uint(y[i]) & 0xffffe000;
+      y_low[i] = __float_as_uint(y[i] - __uint_as_float(y_high[i]));
+    }
+    ptx::mma_tf32(d, x_low, y_high);
+    ptx::mma_tf32(d, x_high, y_low);
+    ptx::mma_tf32(d, x_high, y_high);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    *reinterpret_cast<float2*>(&to[(lane / 4 + 8 * i) * kLine + lane % 4 * 2]) = float2{sign * d[2 * i], sign * d[2 * i + 1]};
+  }
+}
+
+// (I + A)^-1 in place of A, strictly lower: 16 -> 32 -> 64 by X21 = -X22 (A21 X11). Blocks above the diagonal serve as scratch.
+// 128 threads.
+__device__ void invert(float (&x)[C][kLine], int thread) {
+  const int warp = thread / 32, lane = thread % 32;
+  invert_block(x, warp * 16, lane);
+  __syncthreads();
+  // Two pairs of 16, two warps each: 8 columns of 16.
+  const int pair = warp / 2 * 32, part = warp % 2 * 8;
+  multiply_tile<2>(&x[pair + 16][pair], &x[pair][pair + part], &x[pair][pair + 16 + part], 1, lane);
+  __syncthreads();
+  multiply_tile<2>(&x[pair + 16][pair + 16], &x[pair][pair + 16 + part], &x[pair + 16][pair + part], -1, lane);
+  __syncthreads();
+  // That scratch is now read as a part of X11 and X22, where it is zero.
+  *reinterpret_cast<float4*>(&x[pair + thread % 64 / 4][pair + 16 + thread % 4 * 4]) = float4{0, 0, 0, 0};
+  __syncthreads();
+  // One pair of 32: a warp takes 16 rows x 16 columns.
+  const int row = warp / 2 * 16, column = warp % 2 * 16;
+#pragma unroll 1
+  for (int c = 0; c < 16; c += 8) multiply_tile<4>(&x[32 + row][0], &x[0][column + c], &x[row][32 + column + c], 1, lane);
+  __syncthreads();
+#pragma unroll 1
+  for (int c = 0; c < 16; c += 8)
+    multiply_tile<4>(&x[32 + row][32], &x[0][32 + column + c], &x[32 + row][column + c], -1, lane);
+  __syncthreads();
+}
+
+template <bool bf16, int D, bool decays>
+__device__ void prepare(const Delta& delta) {
+  extern __shared__ char memory[];
+  static_assert(sizeof(PrepareShared<D>) + 1024 <= prepare_shared_bytes(D));
+  auto& s = *reinterpret_cast<PrepareShared<D>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  const Engine& e = delta.e;
+  const int h = blockIdx.x % e.H, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int64_t slot = blockIdx.x / e.H;
+  const Place place = place_of(e, slot);
+  if (place.chunk < 0) return;
+  const Walk w = walk_of(e, place.n, 0, false);
+  const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(place.chunk) * C));
+  if (thread == 0) {
+    ptx::barrier_init(&s.full, 1);
+    ptx::barrier_init_fence();
+    ptx::barrier_arrive_expect(&s.full, D / 64 * kPanel);
+    ptx::load_box(s.k, &delta.k, &s.full, 0, static_cast<int>(w.begin) + place.chunk * C, 0, h / e.k.group,
+                  static_cast<int>(w.b));
+  }
+  Sums G = {};
+  if (warp == 0) {
+    const Numbers gates = decays ? ask_numbers(e.g, w, h, place.chunk, lane) : Numbers{};
+    const float2 beta = take_numbers(ask_numbers(e.beta, w, h, place.chunk, lane), e.beta.dtype);
+    if constexpr (decays) {
+      G = sum_gates(take_gates(gates, e.g.dtype), lane);
+      store_decays(G, lane, s.decays);
+    }
+    // For gradients an exact 0 is none: N is divided by beta again.
+    const bool gradients = delta.inverse_transposed != nullptr;
+    const float both[2] = {e.beta_factor * beta.x, e.beta_factor * beta.y};
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      s.beta[lane + 32 * j] = gradients && both[j] == 0 && lane + 32 * j < rows ? kLeastBeta : both[j];
+    }
+  }
+  __syncthreads();
+  ptx::barrier_wait(&s.full, 0);
+  const int row = warp * 16 + lane / 4;
+  {
+    float p[32];
+    const uint32_t k = ptx::shared_address(s.k);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < D / 16; ++kk) {
+      const uint64_t keys = ptx::descriptor_k_major(k, C, kk);
+      ptx::wgmma_shared<bf16, false, false>(p, keys, keys, kk > 0);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::hold(p);
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      const int r = row + (j & 2) * 4;
+      if (j / 8 == warp && j / 4 * 8 + lane % 4 * 2 + (j & 1) == r) s.squares[r] = r < rows ? p[j] : 0;
+    }
+    weigh<decays, true>(p, s.decays, warp, lane, false);
+    const float beta[2] = {s.beta[row], s.beta[row + 8]};
+    const bool in[2] = {row < rows, row + 8 < rows};
+#pragma unroll
+    for (int j = 0; j < 32; j += 2) {
+      if (j / 8 > warp) continue;
+      const int half = j / 2 % 2;
+      *reinterpret_cast<float2*>(&s.x[row + 8 * half][j / 4 * 8 + lane % 4 * 2]) =
+          float2{in[half] ? beta[half] * p[j] : 0, in[half] ? beta[half] * p[j + 1] : 0};
+    }
+  }
+  __syncthreads();
+  invert(s.x, thread);
+  // A token multiplies the norm of a state by at most exp(g) max(1, |1 - beta k^2|).
+  if (warp == 0) {
+    float bound = 0;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float least = fabsf(1 - s.beta[lane + 32 * j] * s.squares[lane + 32 * j]);
+      bound += least > 1 ? __logf(least) : 0;
+    }
+    for (int step = 1; step < 32; step *= 2) bound += __shfl_xor_sync(0xffffffff, bound, step);
+    if (lane == 0) delta.bounds[slot * e.H + h] = bound + G.all;
+  }
+  // Two pieces of 16 bytes, the even and the odd ones of 8 columns: neighbours in the tile (tile_byte_paired_f32).
+  const auto store = [](char* line, int r, int c, const float(&x)[8]) {
+    uint32_t t[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) t[j] = ptx::round_tf32(x[j]);
+    *reinterpret_cast<uint4*>(line + ptx::tile_byte_paired_f32(C, r % 8, c % 32) % 128) = uint4{t[0], t[2], t[4], t[6]};
+    *reinterpret_cast<uint4*>(line + ptx::tile_byte_paired_f32(C, r % 8, c % 32 + 1) % 128) = uint4{t[1], t[3], t[5], t[7]};
+  };
+  const int64_t image = (slot * e.H + h) * kInverseBytes;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const int at = thread + 128 * i, r = at < 256 ? at / 4 : 32 + (at - 256) / 4, c = (at < 256 ? 0 : 32) + at % 4 * 8;
+    float x[8], beta[8];
+#pragma unroll
+    for (int j = 0; j < 8; j += 4) {
+      *reinterpret_cast<float4*>(x + j) = *reinterpret_cast<const float4*>(&s.x[r][c + j]);
+      *reinterpret_cast<float4*>(beta + j) = *reinterpret_cast<const float4*>(&s.beta[c + j]);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x[j] = c + j <= r ? x[j] * beta[j] : 0;
+    store(delta.inverse + image + (c < 32 ? r * 128 : kInversePanel + (r - 32) * 128), r, c, x);
+  }
+  if (delta.inverse_transposed == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const int at = thread + 128 * i, r = at < 256 ? at / 4 : (at - 256) / 4, c = (at < 256 ? 32 : 0) + at % 4 * 8;
+    float x[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x[j] = r <= c + j ? s.x[c + j][r] * s.beta[r] : 0;
+    store(delta.inverse_transposed + image + (c < 32 ? kInversePanel : 0) + r * 128, r, c, x);
+  }
+}
+
+}  // namespace
+
+#define LINNET_PREPARE(name, bf16, D, decays)                                                      \
+  extern "C" __global__ void __launch_bounds__(128, 6) name(const __grid_constant__ Delta delta) { \
+    prepare<bf16, D, decays>(delta);                                                               \
+  }
+LINNET_PREPARE(prepare_64, true, 64, false)
+LINNET_PREPARE(prepare_64_decay, true, 64, true)
+LINNET_PREPARE(prepare_128, true, 128, false)
+LINNET_PREPARE(prepare_128_decay, true, 128, true)
+
+}  // namespace linnet::cuda
