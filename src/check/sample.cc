@@ -108,6 +108,7 @@ void draw_options(Case* c, Random& random) {
   for (const OptionDecl& option : op.options) {
     if (!option.sampled || (option.kind != OptionKind::choice && random.chance(0.5))) continue;
     const std::string standard = option_text(option, args);
+    const double high = std::min(option.high, option.sampled_high);
     std::string text;
     switch (option.kind) {
       case OptionKind::boolean: text = standard == "1" ? "0" : "1"; break;
@@ -123,20 +124,20 @@ void draw_options(Case* c, Random& random) {
         break;
       case OptionKind::integer: {
         const double x = option.low + static_cast<double>(random.pick({0, 1, 2, 3, 5, 16, 17, 64, 100}));
-        text = std::to_string(static_cast<int64_t>(std::min(x, std::min(option.high, option.low + 100))));
+        text = std::to_string(static_cast<int64_t>(std::min(x, std::min(high, option.low + 100))));
         break;
       }
       case OptionKind::maybe_real: {  // exponential weights: also logits of 1e4
         const bool logits = op.largest_logit != nullptr;
         const double x = logits ? random.pick({0.0, 0.1, -0.5, 1.0, 20.0, 1000.0}) : random.pick({0.0, 0.1, -0.5, 1.0});
-        text = number_text(std::clamp(x, option.low, option.high));
+        text = number_text(std::clamp(x, option.low, high));
         break;
       }
       case OptionKind::real: {
         double x = 0;
         std::from_chars(standard.data(), standard.data() + standard.size(), x);
         x = x == 0 ? random.pick({0.5, 5.0, 30.0}) : x * random.pick({0.1, 10.0, 1000.0});
-        text = number_text(std::clamp(x, option.low, option.high));
+        text = number_text(std::clamp(x, option.low, high));
         break;
       }
     }

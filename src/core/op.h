@@ -17,6 +17,7 @@
 // first tensor that shows it and is compared everywhere else; a letter that no given tensor shows comes from a rule (`letter`).
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <new>
 #include <string>
@@ -85,7 +86,8 @@ struct OptionDecl {
   size_t offset = 0;                 // in Args
   double low = 0, high = 0;          // inclusive range of real, maybe_real, integer, window and each of sizes
   std::vector<std::string> choices;  // choice: stored as int32_t index
-  bool sampled = true;               // random cases vary it
+  bool sampled = true;               // random cases vary it,
+  double sampled_high = HUGE_VAL;    // up to this
 };
 
 struct LetterRule {
@@ -301,6 +303,7 @@ class Declare {
   }
   // The option declared last: random cases leave it alone, since it permits calls whose result no precision can hold.
   Declare& unsampled() { return op_.options.back().sampled = false, *this; }
+  Declare& sampled_to(double high) { return op_.options.back().sampled_high = high, *this; }
 
   Declare& letter(std::string letter, std::string expression) {
     op_.letters.push_back({std::move(letter), "", {{"", std::move(expression)}}});

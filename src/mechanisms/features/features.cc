@@ -200,10 +200,10 @@ Cost cost_decode(const FeaturesDecodeArgs&, const Dims& dims, Pass) {
   .option("map", &A::map, maps(), "the feature map")                                                                                  \
   .option("normalizer", &A::normalizer, {"none", "add", "max", "standard"}, "what divides: nothing, den + eps, max(den, eps), or what the map's source uses") \
   .option("eps", &A::eps, 0, kAnyReal, "of the normaliser; default as in the map's source")                                           \
-  .option("temperature", &A::temperature, -1e3, 1e3, "map exp: exp(temperature x)").unsampled()                                                   \
   .option("dpfp_nu", &A::dpfp_nu, 1, 64, "map dpfp: number of rolls")                                                                 \
   .option("focused_power", &A::focused_power, 1, 16, "map focused: the power p")                                                      \
-  .option("favor_eps", &A::favor_eps, 0, 1, "maps favor, favor_hyp: added to each feature")
+  .option("favor_eps", &A::favor_eps, 0, 1, "maps favor, favor_hyp: added to each feature").sampled_to(1e-3)                          \
+  .option("temperature", &A::temperature, -1e3, 1e3, "map exp: exp(temperature x)").sampled_to(10)
 const Op& features_op() {
   using A = FeaturesArgs;
   using O = FeaturesOut;
@@ -265,7 +265,7 @@ const Op& features_decode_op() {
           .input("z", &A::z, "B H F", "z; read and overwritten").element(Element::acc).values(Values::feature_sums).mutated()
           FEATURES_PARAMETERS(, , , , )
           .output("out", &O::out, "B T H V", "the output")
-          FEATURES_OPTIONS
+          FEATURES_OPTIONS.unsampled()  // key_tops are drawn at random: they bound no exponent
           .option("max_length", &A::max_length, 0, kAnyCount, "map cosformer: M, fixed beforehand")
           .option("position", &A::position, 0, kAnyCount, "map cosformer: how many tokens came before").unsampled()
           .letter_by("F", "map", widths())

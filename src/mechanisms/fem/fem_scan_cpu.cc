@@ -1,19 +1,22 @@
-// fem_read with the priors linear, gated, aft and ssm, for one instruction set: one walk over the tokens of a head, channels in
-// the lanes, all in double, so that sums that only grow lose nothing and exp(beta v) needs one fixed shift M per channel.
+// fem_read with the priors linear, gated, aft and ssm, for one instruction set: a walk over a head's tokens, channels in the
+// lanes, all in double, so that sums that only grow lose nothing and exp(beta v) needs one fixed shift M per channel.
 //
-//   linear, gated  S = exp(a) S + phi(k) [vc | exp(beta vc - M) | 1]^T,   [mu den | z den | sum w] = phi(q) S
+//   linear, gated  S = exp(a) S + phi(k) [vc | exp(beta vc - M) | 1]^T,   [mu den | z den | sum w] = phi(q) S, in chunks of 32
 //   aft            sums of exp(k - m) times vc, exp(beta vc - M) and 1, m the running maximum of k
 //   ssm            h = exp(delta A) h + delta B u, y = C h + D u on the same three u
 //
 // Backward: the walk again, states kept at every kSegment tokens, then backward in time through the segments.
 #include "fem_rows.h"
+#include "simd/gemm.h"
+#include "simd/tile.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
 
 using X = Vec<double>;
 using Vector = X::V;
-constexpr int64_t kSegment = 64;
+constexpr int64_t kSegment = 64;  // aft and ssm
+constexpr int kStep = 32;         // linear and gated: tokens of a chunk
 constexpr double kSmallest = 0x1p-1022;
 
 LINNET_INLINE Vector at(const double* p) { return X::load(p); }
@@ -43,6 +46,7 @@ struct Sizes {
 // Scratch of one worker.
 struct Scratch {
   double *beta, *limit, *shift, *v, *vc, *u, *mu, *free, *dmu, *dfree, *gate, *q, *k, *row, *g, *dbeta;
+  double *Q, *Kf, *U, *O, *dx, *P, *W, *E, *turned, *c, *ones, *da;  // linear, gated: rows of a chunk
   double *sums, *state, *adjoint, *kept, *segment, *rows, *bc, *rates, *diagonal, *y, *slopes, *lanes;
   FemGates<double> gates;
   int64_t bytes;
@@ -57,8 +61,15 @@ struct Scratch {
     sums = arena.take<double>(4 * s.ldv);
     state = arena.take<double>(s.state());
     adjoint = arena.take<double>(backward ? s.state() : 0);
-    kept = arena.take<double>(backward ? s.segments() * s.state() : 0);
-    segment = arena.take<double>(backward ? (kSegment + 1) * s.state() : 0);
+    kept = arena.take<double>(backward ? (s.linear ? (s.T + kStep - 1) / kStep : s.segments()) * s.state() : 0);
+    segment = arena.take<double>(backward && !s.linear ? (kSegment + 1) * s.state() : 0);
+    const int64_t chunk = s.linear ? kStep : 0;
+    for (double** p : {&Q, &Kf, &dx}) *p = arena.take<double>(chunk * s.ldk);
+    for (double** p : {&U, &O}) *p = arena.take<double>(chunk * s.ldj);
+    for (double** p : {&P, &W, &E}) *p = arena.take<double>(chunk * chunk);
+    for (double** p : {&c, &ones}) *p = arena.take<double>(chunk);
+    turned = arena.take<double>(s.linear ? larger(s.ldj, s.ldk) * larger(kStep, s.ldk) : 0);
+    da = arena.take<double>(backward && s.linear ? s.T : 0);
     rows = arena.take<double>(backward ? s.T * (s.linear ? s.ldj : s.aft ? 5 * s.ldv : 3 * s.ldv) : 0);
     bc = arena.take<double>(2 * s.R);
     rates = arena.take<double>(s.R * s.ldv);
@@ -108,6 +119,7 @@ struct Unit {
       m.shift[j] = -kInfinity<double>;
       m.dbeta[j] = 0;
     }
+    for (int i = 0; s.linear && i < kStep; ++i) m.ones[i] = 1;
     for (int64_t t = 0; t < s.T; ++t) {
       if (!present(t)) continue;
       values(t);
@@ -180,55 +192,101 @@ struct Unit {
     return args.a.given() ? __builtin_exp(number(args.a, b * args.a.stride[0] + t * args.a.stride[1] + h * args.a.stride[2]))
                           : 1;
   }
-  void write(int64_t t, double* state) const {  // S = exp(a) S + phi(k) u^T
-    const Vector a = all(decay(t));
-    const bool there = inputs(t);
-    if (there) features(args.k, t, m.k);
-    for (int64_t i = 0; i < s.K; ++i) {
-      const Vector k = all(there ? m.k[i] : 0);
-      double* const to = state + i * s.ldj;
-      for (int64_t c = 0; c < s.ldj; c += X::W) X::store(to + c, fma(a, at(to + c), k * at(m.u + c)));
+  // Chunk [first, first + n): phi(q), phi(k) and u of its tokens; cumulative decays. Keys that are not there are rows of zeros.
+  //
+  //   O = c Q S + (E o Q K^T) U,   S' = c_last S + (e K)^T U        c_i: decays up to row i; E_ij: those of j+1 .. i, e =
+  //   E_last
+  void load_chunk(int64_t first, int n) const {
+    for (int i = 0; i < n; ++i) {
+      const int64_t t = first + i;
+      const double a = decay(t);
+      features(args.q, t, m.Q + i * s.ldk);
+      if (inputs(t)) {
+        features(args.k, t, m.Kf + i * s.ldk);
+      } else {
+        clear(m.Kf + i * s.ldk, s.ldk);
+      }
+      __builtin_memcpy(m.U + i * s.ldj, m.u, static_cast<size_t>(s.ldj) * 8);
+      m.c[i] = a * (i == 0 ? 1 : m.c[i - 1]);
+      for (int j = 0; j < kStep; ++j) m.E[i * kStep + j] = j < i ? a * m.E[(i - 1) * kStep + j] : j == i ? 1 : 0;
     }
   }
-  // row = phi(q) S; mu, F; returns the denominator, 0 where nothing is seen.
-  double read(int64_t t, const double* state, double* slope, double* sum_of) const {
-    features(args.q, t, m.q);
-    clear(m.row, s.ldj);
-    for (int64_t i = 0; i < s.K; ++i) {
-      const Vector q = all(m.q[i]);
-      const double* const from = state + i * s.ldj;
-      for (int64_t c = 0; c < s.ldj; c += X::W) X::store(m.row + c, fma(q, at(from + c), at(m.row + c)));
+  const double* ends(int n) const { return m.E + (n - 1) * kStep; }  // e
+  // to = E o (A B^T), rows of A and B of `width`, lower triangle.
+  void lower(int n, const double* A, const double* B, int64_t ld, int width, double* to) const {
+    load_tile_transposed<double>(B, ld, n, width, m.turned, kStep);
+    gemm<double>(n, n, width, as_is(A, ld), m.turned, kStep, to, kStep, Store{});
+    for (int i = 0; i < n; ++i) {
+      for (int j = 0; j < kStep; ++j) to[i * kStep + j] = j <= i ? to[i * kStep + j] * m.E[i * kStep + j] : 0;
     }
-    const double sum = m.row[2 * s.ldv], den = sum == 0 ? 0 : denominator(sum, slope);
-    *sum_of = sum;
+  }
+  void read_chunk(int n, const double* state) const {  // m.O
+    const int K = static_cast<int>(s.K), J = static_cast<int>(s.ldj);
+    if (!args.causal) return gemm<double>(n, J, K, as_is(m.Q, s.ldk), state, s.ldj, m.O, s.ldj, Store{});
+    gemm<double>(n, J, K, as_is(m.Q, s.ldk), state, s.ldj, m.O, s.ldj, RowScale<double>{m.c});
+    lower(n, m.Q, m.Kf, s.ldk, K, m.P);
+    for (int i = 0; i < n; ++i) {  // to the diagonal alone: a value that is not a number reaches no earlier row
+      gemm<double>(1, J, i + 1, as_is(m.P + i * kStep, kStep), m.U, s.ldj, m.O + i * s.ldj, s.ldj, Add{});
+    }
+  }
+  // state = last state + rows^T values, the rows times `factor`
+  void write_chunk(int n, double last, double* rows, const double* factor, const double* values, double* state) const {
+    for (int64_t i = 0; last != 1 && i < s.state(); i += X::W) X::store(state + i, at(state + i) * all(last));
+    for (int i = 0; i < n; ++i) {
+      for (int64_t c = 0; factor[i] != 1 && c < s.ldk; c += X::W)
+        X::store(rows + i * s.ldk + c, at(rows + i * s.ldk + c) * all(factor[i]));
+    }
+    gemm<double>(static_cast<int>(s.K), static_cast<int>(s.ldj), n, transposed(rows, s.ldk), values, s.ldj, state, s.ldj,
+                 Add{});
+  }
+  void write_keys(int n) const {
+    write_chunk(n, args.causal ? m.c[n - 1] : 1, m.Kf, args.causal ? ends(n) : m.ones, m.U, m.state);
+  }
+  // mu and F of row = phi(q) S; returns the denominator, 0 where nothing is seen.
+  double means(const double* row, double* slope) const {
+    const double total = row[2 * s.ldv], den = total == 0 ? 0 : denominator(total, slope);
     for (int64_t c = 0; c < s.ldv; c += X::W) {
       const Vector inverse = all(den == 0 ? 0 : 1 / den);
-      X::store(m.mu + c, at(m.row + c) * inverse);
-      X::store(m.free + c, den == 0 ? X::zero() : energy(c, at(m.row + s.ldv + c) * inverse));
+      X::store(m.mu + c, at(row + c) * inverse);
+      X::store(m.free + c, den == 0 ? X::zero() : energy(c, at(row + s.ldv + c) * inverse));
     }
     return den;
   }
-  void linear_forward(const FemReadOut& out) const {
-    clear(m.state, s.state());
-    for (int64_t t = 0; !args.causal && t < s.T; ++t) write(t, m.state);
-    for (int64_t t = 0; t < s.T; ++t) {
-      if (args.causal) write(t, m.state);
-      double slope, sum;
-      read(t, m.state, &slope, &sum);
-      if (out.norm.given()) store_f64(out.norm.data, out.norm.dtype, fem_row(out.norm, b, t, h), sum);
-      m.gates.forward(args, out, b, t, h, s.V, m.mu, m.free);
+  // Calls f(first token, tokens) for every chunk, forward in time.
+  template <class F>
+  void each_chunk(const F& f) const {
+    for (int64_t first = 0; first < s.T; first += kStep) {
+      const int n = static_cast<int>(smaller(kStep, s.T - first));
+      load_chunk(first, n);
+      f(first, n);
     }
   }
+  void linear_forward(const FemReadOut& out) const {
+    clear(m.state, s.state());
+    if (!args.causal) each_chunk([&](int64_t, int n) { write_keys(n); });
+    each_chunk([&](int64_t first, int n) {
+      read_chunk(n, m.state);
+      for (int i = 0; i < n; ++i) {
+        double slope;
+        means(m.O + i * s.ldj, &slope);
+        if (out.norm.given()) {
+          store_f64(out.norm.data, out.norm.dtype, fem_row(out.norm, b, first + i, h), m.O[i * s.ldj + 2 * s.ldv]);
+        }
+        m.gates.forward(args, out, b, first + i, h, s.V, m.mu, m.free);
+      }
+      if (args.causal) write_keys(n);
+    });
+  }
   // The gradient of row = phi(q) S: [dmu / den | d2 / den | -(dmu mu + dF / beta) slope / den].
-  void row_gradient(int64_t t, const double* state, const FemReadGrads& grads, double* g) const {
-    double slope = 0, sum_of;
-    const double den = read(t, state, &slope, &sum_of);
+  void row_gradient(int64_t t, const double* row, const FemReadGrads& grads, double* g) const {
+    double slope = 0;
+    const double den = means(row, &slope);
     m.gates.backward(args, grads, b, t, h, s.V, m.mu, m.free, m.dmu, m.dfree);
     clear_padding();
     if (den == 0) return clear(g, s.ldj);
     Vector through = X::zero();
     for (int64_t c = 0; c < s.ldv; c += X::W) {
-      const Vector dfree = at(m.dfree + c) / at(m.beta + c), z = max(at(m.row + s.ldv + c), all(kSmallest));
+      const Vector dfree = at(m.dfree + c) / at(m.beta + c), z = max(at(row + s.ldv + c), all(kSmallest));
       X::store(g + c, at(m.dmu + c) / all(den));
       X::store(g + s.ldv + c, select(X::prefix(static_cast<int>(s.V - c)), dfree / z, X::zero()));
       through = through + at(m.dmu + c) * at(m.mu + c) + dfree;
@@ -237,93 +295,107 @@ struct Unit {
     g[2 * s.ldv] = -sum(through) * slope / den;
     lose_free(t);
   }
-  // dq of row t: S g, through phi.
-  void query_gradient(int64_t t, const double* state, const double* g, const View& dq) const {
-    if (!dq.given()) return;
-    fem_load(args.q, fem_row(args.q, b, t, h), s.K, m.q);
-    for (int64_t i = 0; i < s.K; ++i) {
-      Vector dot = X::zero();
-      for (int64_t c = 0; c < s.ldj; c += X::W) dot = fma(at(state + i * s.ldj + c), at(g + c), dot);
-      m.q[i] = m.q[i] > 0 ? sum(dot) : 0;
-    }
-    fem_store(dq, fem_row(dq, b, t, h), s.K, m.q);
-  }
-  void gather(int64_t t, const double* g) const {  // D += phi(q) g^T
-    features(args.q, t, m.q);
-    for (int64_t i = 0; i < s.K; ++i) {
-      double* const to = m.adjoint + i * s.ldj;
-      for (int64_t c = 0; c < s.ldj; c += X::W) X::store(to + c, fma(all(m.q[i]), at(g + c), at(to + c)));
+  // Rows of gradients of phi(x), through phi, to dx.
+  void store_inputs(const View& x, const View& dx, int64_t first, int n, bool keys) const {
+    for (int i = 0; dx.given() && i < n; ++i) {
+      const bool there = !keys || present(first + i);
+      if (there) fem_load(x, fem_row(x, b, first + i, h), s.K, m.q);
+      for (int64_t c = 0; c < s.K; ++c) m.k[c] = there && m.q[c] > 0 ? m.dx[i * s.ldk + c] : 0;
+      fem_store(dx, fem_row(dx, b, first + i, h), s.K, m.k);
     }
   }
-  // dk, dv of key t from D.
-  void key_gradient(int64_t t, const FemReadGrads& grads) const {
-    if (!present(t)) {
-      clear(m.k, s.K);
-      if (grads.dk.given()) fem_store(grads.dk, fem_row(grads.dk, b, t, h), s.K, m.k);
-      return no_value(t, grads.dv);
+  // dx = factor (A state^T) for rows of A [n, ldj]
+  void through_state(int n, const double* A, const double* state, const double* factor) const {
+    load_tile_transposed<double>(state, s.ldj, static_cast<int>(s.K), static_cast<int>(s.ldj), m.turned, s.ldk);
+    gemm<double>(n, static_cast<int>(s.K), static_cast<int>(s.ldj), as_is(A, s.ldj), m.turned, s.ldk, m.dx, s.ldk,
+                 RowScale<double>{factor});
+  }
+  // Gradients of the rows of a chunk in G, dq, and what the chunk's own pairs and its rows on older keys give to da:
+  // da_l = sum over t >= l > i of w_ti dw_ti.
+  void queries_back(int64_t first, int n, const FemReadGrads& grads) const {
+    const int K = static_cast<int>(s.K);
+    double* const G = m.rows + first * s.ldj;
+    read_chunk(n, m.state);
+    for (int i = 0; i < n; ++i) row_gradient(first + i, m.O + i * s.ldj, grads, G + i * s.ldj);
+    through_state(n, G, m.state, args.causal ? m.c : m.ones);
+    double* const da = m.da + first;
+    double older = 0;
+    for (int i = n - 1; args.causal && i >= 0; --i) {
+      for (int64_t c = 0; c < s.K; ++c) older += m.Q[i * s.ldk + c] * m.dx[i * s.ldk + c];
+      da[i] = older;
     }
-    inputs(t);
-    features(args.k, t, m.k);
-    clear(m.g, s.ldj);
-    fem_load(args.k, fem_row(args.k, b, t, h), s.K, m.q);
-    for (int64_t i = 0; i < s.K; ++i) {
-      Vector dot = X::zero();
-      const double* const from = m.adjoint + i * s.ldj;
-      const Vector k = all(m.k[i]);
-      for (int64_t c = 0; c < s.ldj; c += X::W) {
-        dot = fma(at(from + c), at(m.u + c), dot);
-        X::store(m.g + c, fma(k, at(from + c), at(m.g + c)));
+    if (args.causal) {
+      lower(n, G, m.U, s.ldj, static_cast<int>(s.ldj), m.W);
+      gemm<double>(n, K, n, as_is(m.W, kStep), m.Kf, s.ldk, m.dx, s.ldk, Add{});
+      for (int i = 0; i < n; ++i) {
+        double run = 0;
+        for (int l = 0; l <= i; ++l) {
+          da[l] += run;
+          // both triangles carry E: once is enough
+          run += m.E[i * kStep + l] == 0 ? 0 : m.P[i * kStep + l] * m.W[i * kStep + l] / m.E[i * kStep + l];
+        }
       }
-      m.q[i] = m.q[i] > 0 ? sum(dot) : 0;
     }
-    if (grads.dk.given()) fem_store(grads.dk, fem_row(grads.dk, b, t, h), s.K, m.q);
-    for (int64_t c = 0; c < s.ldv; c += X::W) {
-      X::store(m.g + s.ldv + c, at(m.beta + c) * at(m.u + s.ldv + c) * at(m.g + s.ldv + c));
+    store_inputs(args.q, grads.dq, first, n, false);
+  }
+  // dk, dv of a chunk from its own rows and, in m.adjoint, all later ones; then its rows join them.
+  void keys_back(int64_t first, int n, const double* before, const FemReadGrads& grads) const {
+    const int K = static_cast<int>(s.K), J = static_cast<int>(s.ldj);
+    const double* const G = m.rows + first * s.ldj;
+    const double* const e = args.causal ? ends(n) : m.ones;
+    through_state(n, m.U, m.adjoint, e);
+    if (grads.da.given()) {
+      double both = 0, run = 0;  // older keys with later rows, and this chunk's older keys with them
+      for (int64_t i = 0; i < s.state(); ++i) both += before[i] * m.adjoint[i];
+      both *= m.c[n - 1];
+      for (int l = 0; l < n; ++l) {
+        const double a = m.da[first + l] + both + run;
+        store_f64(grads.da.data, grads.da.dtype, fem_row(grads.da, b, first + l, h), decay(first + l) == 0 ? 0 : a);
+        for (int64_t c = 0; c < s.K; ++c) run += m.Kf[l * s.ldk + c] * m.dx[l * s.ldk + c];
+      }
     }
-    finish_value(t, m.g, m.g + s.ldv, grads.dv);
+    gemm<double>(n, J, K, as_is(m.Kf, s.ldk), m.adjoint, s.ldj, m.O, s.ldj, RowScale<double>{e});
+    if (args.causal) {
+      lower(n, G, m.U, s.ldj, J, m.W);
+      gemm<double>(n, K, n, transposed(m.W, kStep), m.Q, s.ldk, m.dx, s.ldk, Add{});
+      lower(n, m.Q, m.Kf, s.ldk, K, m.P);
+      gemm<double>(n, J, n, transposed(m.P, kStep), G, s.ldj, m.O, s.ldj, Add{});
+    }
+    store_inputs(args.k, grads.dk, first, n, true);
+    for (int i = 0; i < n; ++i) {
+      if (!present(first + i)) {
+        no_value(first + i, grads.dv);
+        continue;
+      }
+      double* const du = m.O + i * s.ldj;
+      values(first + i);
+      for (int64_t c = 0; c < s.ldv; c += X::W) {
+        X::store(du + s.ldv + c, at(m.beta + c) * at(m.U + i * s.ldj + s.ldv + c) * at(du + s.ldv + c));
+      }
+      finish_value(first + i, du, du + s.ldv, grads.dv);
+    }
+    if (args.causal) write_chunk(n, m.c[n - 1], m.Q, m.c, G, m.adjoint);
   }
   void linear_backward(const FemReadGrads& grads) const {
     clear(m.state, s.state());
     clear(m.adjoint, s.state());
     if (!args.causal) {
-      for (int64_t t = 0; t < s.T; ++t) write(t, m.state);
-      for (int64_t t = 0; t < s.T; ++t) {
-        row_gradient(t, m.state, grads, m.rows);
-        query_gradient(t, m.state, m.rows, grads.dq);
-        gather(t, m.rows);
-      }
-      for (int64_t t = 0; t < s.T; ++t) key_gradient(t, grads);
-      return;
+      each_chunk([&](int64_t, int n) { write_keys(n); });
+      each_chunk([&](int64_t first, int n) {
+        queries_back(first, n, grads);
+        write_chunk(n, 1, m.Q, m.ones, m.rows + first * s.ldj, m.adjoint);
+      });
+      return each_chunk([&](int64_t first, int n) { keys_back(first, n, nullptr, grads); });
     }
-    for (int64_t t = 0; t < s.T; ++t) {
-      if (t % kSegment == 0) __builtin_memcpy(m.kept + t / kSegment * s.state(), m.state, static_cast<size_t>(s.state()) * 8);
-      write(t, m.state);
-      row_gradient(t, m.state, grads, m.rows + t * s.ldj);
-      query_gradient(t, m.state, m.rows + t * s.ldj, grads.dq);
-    }
-    for (int64_t first = (s.segments() - 1) * kSegment; first >= 0; first -= kSegment) {
-      const int64_t end = smaller(first + kSegment, s.T);
-      if (grads.da.given()) {
-        __builtin_memcpy(m.segment, m.kept + first / kSegment * s.state(), static_cast<size_t>(s.state()) * 8);
-        for (int64_t t = first; t + 1 < end; ++t) {
-          double* const next = m.segment + (t + 1 - first) * s.state();
-          __builtin_memcpy(next, next - s.state(), static_cast<size_t>(s.state()) * 8);
-          write(t, next);
-        }
-      }
-      for (int64_t t = end - 1; t >= first; --t) {
-        gather(t, m.rows + t * s.ldj);
-        key_gradient(t, grads);
-        const double a = decay(t);
-        if (grads.da.given()) {  // <exp(a) S_{t-1}, D>
-          const double* const before = m.segment + (t - first) * s.state();
-          Vector dot = X::zero();
-          for (int64_t i = 0; i < s.state(); i += X::W) dot = fma(at(before + i), at(m.adjoint + i), dot);
-          store_f64(grads.da.data, grads.da.dtype, fem_row(grads.da, b, t, h), a * sum(dot));
-        }
-        if (a == 1) continue;
-        for (int64_t i = 0; i < s.state(); i += X::W) X::store(m.adjoint + i, at(m.adjoint + i) * all(a));
-      }
+    each_chunk([&](int64_t first, int n) {
+      __builtin_memcpy(m.kept + first / kStep * s.state(), m.state, static_cast<size_t>(s.state()) * 8);
+      queries_back(first, n, grads);
+      write_keys(n);
+    });
+    for (int64_t first = (s.T - 1) / kStep * kStep; first >= 0; first -= kStep) {
+      const int n = static_cast<int>(smaller(kStep, s.T - first));
+      load_chunk(first, n);
+      keys_back(first, n, m.kept + first / kStep * s.state(), grads);
     }
   }
 

@@ -189,8 +189,8 @@ void gated_backward(const GatedArgs& args, const GatedOut& out, const GatedGrads
     gate_backward(gate, tensor, View(), args.g, dreplaced, dtensor, grads.dg);
     return copy(dtensor, to);
   }
-  // delta = sum_c dy y: dout out for a multiplied gate, dout y for an added one. It reaches softmax as -dlse beside a read of
-  // 0.
+  // delta = sum_c dy y: from the saved read where it is kept, else (a multiplied gate) dout out. It reaches softmax as -dlse
+  // beside a read of 0.
   const View dy = read_of(arena, args), zero = read_of(arena, args), dlse = rows(arena, args.q);
   rest.workspace += arena.used();
   const bool keeps = gate_keeps_read(gate);
@@ -200,8 +200,9 @@ void gated_backward(const GatedArgs& args, const GatedOut& out, const GatedGrads
     for (int64_t t = 0; t < dy.size[1]; ++t) {
       for (int64_t h = 0; h < dy.size[2]; ++h) {
         double delta = 0;
-        const View& read = gate.mode == GateMode::add ? out.kept : out.out;
-        for (int64_t c = 0; c < dy.size[3]; ++c) delta += at(grads.dout, b, t, h, c) * at(read, b, t, h, c);
+        for (int64_t c = 0; c < dy.size[3]; ++c) {
+          delta += keeps ? at(dy, b, t, h, c) * at(out.kept, b, t, h, c) : at(grads.dout, b, t, h, c) * at(out.out, b, t, h, c);
+        }
         put(dlse, b, t, h, 0, at(grads.dlse, b, t, h, 0) - delta);
       }
     }

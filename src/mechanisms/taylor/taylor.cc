@@ -99,7 +99,7 @@ const Op& taylor_exact_op() {
           TAYLOR_INPUTS
           TAYLOR_OUTPUTS
           .option("causal", &A::causal, "a token sees no later key")
-          .option("scale", &A::scale, 0, kAnyReal, "of the logits s; default K^-0.5")
+          .option("scale", &A::scale, 0, kAnyReal, "of the logits s; default K^-0.5").sampled_to(0.1)  // small logits are what it is for; s^2 is a sum of K^2 terms that cancel
           .option("eps", &A::eps, 0, kAnyReal, "added to the denominator")
           .letter("F", "1+K+K*(K+1)//2")
           .growing()
