@@ -9,12 +9,13 @@ equation, `linnet.info("softmax")` the declaration. They work with autograd, tor
 
 import copy
 
+from ._gate import with_gate
 from ._library import DECLARATIONS, VERSION
 from ._ops import FUNCTIONS
 from ._transformers import register_with_transformers
 
 __version__ = VERSION
-__all__ = ["info", "list_ops", "register_with_transformers", *FUNCTIONS]
+__all__ = ["info", "list_ops", "register_with_transformers", "with_gate", *FUNCTIONS]
 globals().update(FUNCTIONS)
 
 

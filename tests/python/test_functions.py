@@ -428,3 +428,23 @@ def test_import_needs_nothing_but_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(PATH.parents[1])}
     ).stdout
     assert loaded.split() == ["linnet"]
+
+
+def test_gate_on_any_read():
+    generator = torch.Generator().manual_seed(4)
+    q, k, v, g = (torch.randn(2, 20, 3, 8, generator=generator, dtype=torch.float64) for _ in range(4))
+    decay = -torch.rand(2, 20, 3, 8, generator=generator, dtype=torch.float64)
+    read = linnet.gla(q, k, v, decay)
+    torch.testing.assert_close(linnet.with_gate(linnet.gla, g)(q, k, v, decay), read * g.sigmoid())
+    torch.testing.assert_close(linnet.with_gate(linnet.gla, g, "G2")(q, k, v, decay), linnet.gla(q, k, v * g.sigmoid(), decay))
+    out, state = linnet.with_gate(linnet.gla, g, act="silu", mode="add")(q, k, v, decay, return_final_state=True)
+    torch.testing.assert_close(out, read + torch.nn.functional.silu(g))
+    torch.testing.assert_close(state, linnet.gla(q, k, v, decay, return_final_state=True)[1])
+    fused = linnet.with_gate(linnet.softmax, g, "G4")(q, k, v, causal=True)
+    torch.testing.assert_close(fused, linnet.gated(q, k, v, g, position="G4", causal=True))
+    with pytest.raises(ValueError, match="position is 'G5', expected G1, G2, G3 or G4"):
+        linnet.with_gate(linnet.gla, g, "G5")
+    with pytest.raises(ValueError, match="expected a function of linnet"):
+        linnet.with_gate(torch.softmax, g)
+    with pytest.raises(ValueError, match="rms_norm_gated has no input k to gate at G3"):
+        linnet.with_gate(linnet.rms_norm_gated, g, "G3")
