@@ -321,7 +321,8 @@ class Maker {
       const Array* index = find(by.name);
       if (index == nullptr) continue;
       const bool lengths = by.values == Values::lengths, starts = by.values == Values::starts;
-      const bool mask = by.element == Element::mask && by.shape == words[0] + " " + words[1];
+      const bool mask = by.element == Element::mask && by.shape == words[0] + " " + words[1] &&
+                        (by.of.empty() || by.of == decl.name);  // some masks cover one tensor alone
       if (((lengths || starts) && words[0] == "B" && words[1] == by.of) || mask) {
         for_each(decl, array, [&](double& x, const std::vector<int64_t>& at) {
           const size_t place = static_cast<size_t>(mask ? at[0] * array->size[1] + at[1] : at[0]);

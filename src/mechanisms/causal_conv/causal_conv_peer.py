@@ -11,3 +11,18 @@ def causal_conv(case):
         return functional.silu(y) if case.options["activation"] == "silu" else y
 
     return "conv1d, silu", case.work(convolve, x, weight)
+
+
+def causal_conv_decode(case):
+    if case["T"] != 1:
+        return None
+    functional = torch.nn.functional
+    x, weight, state = case.random("B E"), case.random("E W"), torch.randn(case["B"], case["E"], case["W"] - 1).to(case.dtype)
+
+    def step(x, weight):
+        window = torch.cat([state, x[:, :, None]], dim=-1)
+        state.copy_(window[:, :, 1:])
+        y = (window * weight).sum(-1)
+        return functional.silu(y) if case.options["activation"] == "silu" else y
+
+    return "cat, sum of products", case.work(step, x, weight)

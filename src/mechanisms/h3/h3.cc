@@ -10,6 +10,11 @@ const std::vector<std::string>& discs() {
   return names;
 }
 
+const std::vector<std::string>& forms() {
+  static const std::vector<std::string> names = {"auto", "chunk", "fft"};
+  return names;
+}
+
 template <class Args>
 Status check_sizes(const char* name, const Args& args, const Dims& dims) {
   const std::string op = name;
@@ -82,13 +87,15 @@ const Op& h3_op() {
           .output("state_shift", &O::state_shift, "N C R", "x after the last token").element(Element::acc).optional().grad(&G::dstate_shift)
           .output("state_diag", &O::state_diag, "N H C//H C//H M 2", "X after the last token").element(Element::acc).optional().grad(&G::dstate_diag)
           .option("disc", &A::disc, discs(), "how A and b become a and bd")
+          .option("form", &A::form, forms(), "the long filter by chunks (linear in T) or by FFT (T log T; one sequence a row, no states); auto: the faster")
           .option("head_dim", &A::head_dim, 0, kAnyCount, "slots of a head; 0: C / H").unsampled()
           .option("heads", &A::heads, 0, kAnyCount, "heads; 0: as log_dt has them").unsampled()
           .letter("N", "B")
           .multiple("C", "H")
           .check<check_h3>()
           .cost<cost_h3>()
-          .bench("B=1 T=1024|2048|4096|8192|16384|32768|65536|131072 C=64 R=64 H=C M=32 dtype=f32 pass=fwd")
+          .bench("B=1 T=1024|2048|4096|8192|16384|32768|65536|131072 C=64 R=64 H=C M=32 form=chunk|fft dtype=f32 pass=fwd")
+          .bench("B=8 T=1024|4096|16384 C=64 R=64 H=C M=32 form=chunk|fft dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 C=768 R=64 H=C M=32 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=2048 C=64 R=64 H=8 M=32 dtype=f32 pass=fwd|fwd+bwd")
           .compare("", "H=HK R=4 M=1 sb=0 sc=0 sd=0.3 log_dt=-3.5 log_neg_re=0 imag=0 b=first c=first d=0")

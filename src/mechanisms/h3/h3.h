@@ -15,6 +15,7 @@
 namespace linnet {
 
 enum class H3Disc : int32_t { bilinear, zoh };
+enum class H3Form : int32_t { measured, chunk, fft };
 
 struct H3Args {
   View q, k, v;              // [B, T, C]
@@ -29,8 +30,9 @@ struct H3Args {
   View initial_state_shift;  // optional [N, C, R] f32: x before the first token; N = B unless packed
   View initial_state_diag;   // optional [N, H, P, P, M, 2] f32: X before the first token, [.., key slot, value slot, ..]
   H3Disc disc = H3Disc::bilinear;
-  int64_t head_dim = 0;  // P; 0: C / H
-  int64_t heads = 0;     // H; 0: as log_dt says
+  H3Form form = H3Form::measured;  // how the long filter is applied
+  int64_t head_dim = 0;            // P; 0: C / H
+  int64_t heads = 0;               // H; 0: as log_dt says
 };
 struct H3Out {
   View out;          // [B, T, C], slot-major

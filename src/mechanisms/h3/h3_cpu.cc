@@ -1,11 +1,12 @@
-// H3 on the vector units in its chunked form (h3_chunk.h), linear in T. A task is one sequence and as many heads as share a
-// cache line; it walks windows of 1536 tokens, transposed to channel after channel.
+// H3 on the vector units in its chunked form (h3_chunk.h), linear in T; the other form is in h3_fft_cpu.cc. A task is one
+// sequence and as many heads as share a cache line; it walks windows of 1536 tokens, transposed to channel after channel.
 //
 // Backward: the states before every window are kept on the way up; on the way down each window's states are computed again,
 // with the gradients of the states coming from the later windows. Sums over tokens run in T inside a window and in double
 // beyond it; sequences are added up in at most 16 runs.
 #include "core/sequence.h"
-#include "h3_chunk.h"
+#include "h3_fft_call.h"
+#include "h3_totals.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
@@ -248,6 +249,10 @@ struct Forward {
       w.store_states(out.state_diag, i, shape.M, w.states, false);
       if (out.state_shift.given()) store_shift(args, out.state_shift, w, at, i);
     });
+  }
+  static void store_taps(const H3Args& args, const H3Out& out, const Launch& launch) {
+    const H3Shape shape(args);
+    const int64_t blocks = shape.blocks(), bytes = worker_bytes(shape);
     if (out.taps_shift.given() || out.taps_diag.given()) {
       parallel(launch, blocks, [&](int64_t block, int worker) {
         Arena arena(launch.workspace + worker * bytes);
@@ -326,20 +331,9 @@ struct Reverse {
   }
 };
 
-// to += f x y, complex rows of doubles; x of any type.
-template <class S>
-LINNET_INLINE void add_product(double f, const S* x, const double* y, int64_t Mp, double* to) {
-  for (int64_t m = 0; m < Mp; ++m) {
-    const double re = static_cast<double>(x[m]), im = static_cast<double>(x[Mp + m]);
-    to[m] += f * (re * y[m] - im * y[Mp + m]);
-    to[Mp + m] += f * (re * y[Mp + m] + im * y[m]);
-  }
-}
-
 template <class T, class E>
 struct Backward {
   using X = Vec<T>;
-  static constexpr int64_t kParts = 16;  // sequences are summed up in at most so many runs
 
   const H3Args& args;
   const H3Grads& grads;
@@ -351,16 +345,15 @@ struct Backward {
         grads(g),
         shape(a),
         N(sequence_count(a.cu_seqlens, a.q.size[0])),
-        runs(N < kParts ? N : kParts),
+        runs(N < kH3Runs ? N : kH3Runs),
         blocks(shape.blocks()),
         heads(shape.heads_per_task()),
         channels(heads * shape.P),
         Mp(round_up<T>(shape.M)) {}
 
-  // Sums of one run and block: F_a, F_bd, F_c, dd, dsb, dsc, dsd.
-  int64_t sums() const { return heads * (6 * Mp + 1) + channels * (2 * shape.R + 1); }
+  H3Totals totals(double* memory) const { return {args, grads, shape, heads, Mp, runs, blocks, memory}; }
   struct Memory {
-    double* totals;  // [runs, blocks, sums]
+    double* totals;
     char* workers;
     int64_t worker_bytes;
   };
@@ -369,7 +362,7 @@ struct Backward {
     const Window<T> w = Window<T>::cut(own, shape, true);
     Reverse<T>::cut(own, w, shape.T);
     Memory m;
-    m.totals = arena.take<double>(runs * blocks * sums());
+    m.totals = arena.take<double>(totals(nullptr).elements());
     m.worker_bytes = own.used();
     m.workers = arena.take<char>(workers * m.worker_bytes);
     return m;
@@ -622,94 +615,41 @@ struct Backward {
       h3_clear(r.dd, heads);
       for (double* sums_of : {r.dks, r.dsb, r.dsc}) h3_clear(sums_of, channels * shape.R);
       for (int64_t i = part * N / runs; i < (part + 1) * N / runs; ++i) sequence(w, r, i);
-      double* to = m.totals + task * sums();
-      const auto put = [&](const double* from, int64_t count) {
-        for (int64_t i = 0; i < count; ++i) *to++ = from[i];
-      };
-      put(r.F_a, heads * 2 * Mp);
-      put(r.F_bd, heads * 2 * Mp);
-      put(r.F_c, heads * 2 * Mp);
-      put(r.dd, heads);
-      filters(w, r);
-      put(r.dsb, channels * shape.R);
-      put(r.dsc, channels * shape.R);
-      for (int64_t c = 0; c < channels; ++c) put(r.dks + c * shape.R, 1);  // dsd
+      totals(m.totals).put(part, task % blocks, r.F_a, r.F_bd, r.F_c, r.dd, r.dks, r.dsb, r.dsc, w.sb, w.sc);
     });
-    parallel(launch, blocks, [&](int64_t block, int) { add_runs(m, block); });
-  }
-  // From the short filter to its vectors: dsc[i] += sum_{l<=i} dks_l sb[i-l], dsb[m] += sum_l dks_l sc[m+l].
-  void filters(const Window<T>& w, const Reverse<T>& r) const {
-    const int64_t R = shape.R;
-    for (int64_t c = 0; c < w.count * w.P; ++c) {
-      const int64_t channel = w.h0 * w.P + c;
-      for (int64_t j = 0; j < R; ++j) {
-        w.sb[j] = element(args.sb, channel, j);
-        w.sc[j] = element(args.sc, channel, j);
-      }
-      for (int64_t l = 0; l < R; ++l) {
-        const double d = r.dks[c * R + l];
-        for (int64_t j = 0; j + l < R; ++j) {
-          r.dsc[c * R + j + l] += d * w.sb[j];
-          r.dsb[c * R + j] += d * w.sc[j + l];
-        }
-      }
-    }
-  }
-  void add_runs(const Memory& m, int64_t block) const {
-    const int64_t width = 2 * Mp, R = shape.R, h0 = block * heads;
-    const auto total = [&](int64_t at) {
-      double all = 0;
-      for (int64_t part = 0; part < runs; ++part) all += m.totals[(part * blocks + block) * sums() + at];
-      return all;
-    };
-    for (int64_t h = 0; h < heads && h0 + h < shape.H; ++h) {
-      double dlog_dt = 0;
-      for (int64_t p = 0; p < shape.M; ++p) {
-        const auto F = [&](int64_t which) {
-          const int64_t at = (which * heads + h) * width + p;
-          return Complex{total(at), total(at + Mp)};
-        };
-        double dlog_neg_re, dimag, db[2], dc[2];
-        dlog_dt += h3_pair_gradient(h3_pair(args, h0 + h, p), args.disc, F(0), F(1), F(2), &dlog_neg_re, &dimag, db, dc);
-        if (grads.dlog_neg_re.given()) set_element(grads.dlog_neg_re, dlog_neg_re, h0 + h, p);
-        if (grads.dimag.given()) set_element(grads.dimag, dimag, h0 + h, p);
-        for (int64_t side = 0; side < 2; ++side) {
-          if (grads.db.given()) set_element(grads.db, db[side], h0 + h, p, side);
-          if (grads.dc.given()) set_element(grads.dc, dc[side], h0 + h, p, side);
-        }
-      }
-      if (grads.dlog_dt.given()) set_element(grads.dlog_dt, dlog_dt, h0 + h);
-      if (grads.dd.given()) set_element(grads.dd, total(3 * heads * width + h), h0 + h);
-    }
-    const int64_t first = heads * (3 * width + 1);
-    for (int64_t c = 0; c < channels && h0 * shape.P + c < shape.C; ++c) {
-      const int64_t channel = h0 * shape.P + c;
-      for (int64_t j = 0; j < R; ++j) {
-        if (grads.dsb.given()) set_element(grads.dsb, total(first + c * R + j), channel, j);
-        if (grads.dsc.given()) set_element(grads.dsc, total(first + (channels + c) * R + j), channel, j);
-      }
-      if (grads.dsd.given()) set_element(grads.dsd, total(first + 2 * channels * R + c), channel);
-    }
+    parallel(launch, blocks, [&](int64_t block, int) { totals(m.totals).finish(block); });
   }
 };
 
 }  // namespace
 
 void h3_forward(const H3Args& args, const H3Out& out, const Launch& launch) {
-  by_dtype(args.q.dtype, [&]<class T, class E>() { Forward<T, E>::run(args, out, launch); });
+  by_dtype(args.q.dtype, [&]<class T, class E>() {
+    if (h3_wants_fft(args, Pass::forward) && !out.state_shift.given() && !out.state_diag.given()) {
+      h3_fft_forward(args, out, launch);
+    } else {
+      Forward<T, E>::run(args, out, launch);
+    }
+    Forward<T, E>::store_taps(args, out, launch);
+  });
 }
 
 void h3_backward(const H3Args& args, const H3Out&, const H3Grads& grads, const Launch& launch) {
+  if (h3_wants_fft(args, Pass::backward) && !grads.dstate_shift.given() && !grads.dstate_diag.given()) {
+    return h3_fft_backward(args, grads, launch);
+  }
   by_dtype(args.q.dtype, [&]<class T, class E>() { Backward<T, E>(args, grads).run(launch); });
 }
 int64_t h3_workspace(const H3Args& args, Pass pass, int workers) {
-  return by_dtype(args.q.dtype, [&]<class T, class E>() -> int64_t {
+  const int64_t fft = h3_wants_fft(args, pass) ? h3_fft_workspace(args, pass, workers) : 0;
+  const int64_t chunked = by_dtype(args.q.dtype, [&]<class T, class E>() -> int64_t {
     if (pass == Pass::forward) return workers * Forward<T, E>::worker_bytes(H3Shape(args));
     const H3Grads grads;
     Arena arena;
     Backward<T, E>(args, grads).cut(arena, workers);
     return arena.used();
   });
+  return fft > chunked ? fft : chunked;
 }
 
 }  // namespace linnet::LINNET_ISA

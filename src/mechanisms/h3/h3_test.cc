@@ -1,5 +1,7 @@
 // h3: agreement with the reference and the relations of the page: one token, no key filter, retention, linearity, time shift,
 // prefill then decode, accuracy over thousands of tokens at the published initial values, refusals.
+#include "h3.h"
+
 #include <cmath>
 
 #include "check/agreement.h"
@@ -52,7 +54,12 @@ TEST(H3, AgreesWithTheReference) {
       "h3 B=1 T=1700 C=4 R=9 H=2 M=4 pass=bwd with=initial_state_shift,initial_state_diag",
       "h3 B=1 T=150 C=4 R=70 H=4 M=2 N=4 pass=bwd with=cu_seqlens,initial_state_shift,initial_state_diag",
       "h3 B=2 T=0 C=4 R=3 H=2 M=2 pass=bwd with=initial_state_shift,initial_state_diag",
+      "h3 B=3 T=37 C=18 R=3 H=18 M=2 form=fft pass=bwd threads=3 skip=state_shift,state_diag,dstate_shift,dstate_diag",
+      "h3 B=1 T=1 C=2 R=3 H=1 M=2 form=fft disc=zoh pass=bwd skip=state_shift,state_diag,dstate_shift,dstate_diag",
+      "h3 B=2 T=300 C=10 R=9 H=2 M=5 form=fft pass=bwd strided=1 skip=state_shift,state_diag,dstate_shift,dstate_diag",
+      "h3 B=2 T=512 C=6 R=17 H=3 M=3 form=fft pass=bwd skip=state_shift,state_diag,dstate_shift,dstate_diag",
       "h3_decode B=2 T=2 C=40 R=64 H=40 M=32 threads=2",
+      "h3_decode B=3 T=1 C=6 R=9 H=2 M=5",
       "h3_decode B=1 T=1 C=6 R=3 H=2 M=5 disc=zoh strided=1",
   });
 }
@@ -71,6 +78,37 @@ TEST(H3, PrefillThenDecodeIsOneRun) {
   }
   EXPECT_LE(rms_error(step["state_diag"], whole["state_diag"]), 1e-12);
   EXPECT_LE(rms_error(step["state_shift"], whole["state_shift"]), 1e-12);
+}
+
+Tensor out_alone(const Tensors& x, H3Form form) {
+  const auto view = [&](const char* name) { return x.at(name).view(); };
+  H3Args args;
+  args.q = view("q"), args.k = view("k"), args.v = view("v");
+  args.sb = view("sb"), args.sc = view("sc"), args.sd = view("sd"), args.log_dt = view("log_dt");
+  args.log_neg_re = view("log_neg_re"), args.imag = view("imag"), args.b = view("b"), args.c = view("c"), args.d = view("d");
+  args.form = form;
+  Tensor y(args.q.dtype, x.at("q").sizes);
+  H3Out out;
+  out.out = y.view();
+  Context context;
+  context.workspace_bytes = h3_workspace(args, Pass::forward, context);
+  std::vector<double> memory(static_cast<size_t>(context.workspace_bytes / 8 + 1), std::nan(""));
+  context.workspace = memory.data();
+  EXPECT_EQ(h3(args, out, context).message(), "");
+  return y;
+}
+
+// Both forms of the long filter, at lengths around a power of two; what is not a number reaches no earlier token.
+TEST(H3, TransformsAreChunks) {
+  for (const int64_t T : {255, 256, 257, 1000}) {
+    Tensors x = published(T, 18, Dtype::f64);
+    const Tensor chunked = out_alone(x, H3Form::chunk), transformed = out_alone(x, H3Form::fft);
+    EXPECT_LE(rms_error(transformed, chunked), 1e-12) << T;
+    EXPECT_NE(transformed, chunked) << T;
+    x["v"].set((T - 5) * 18 + 3, std::nan(""));
+    const Tensor broken = out_alone(x, H3Form::fft);
+    for (int64_t i = 0; i < T * 18; ++i) EXPECT_EQ(std::isnan(broken.get(i)), i / 18 >= T - 5 && i % 18 == 3) << i;
+  }
 }
 
 // T = 1: y = q (kd_0 + d) (ks_0 + sd) k v

@@ -53,3 +53,20 @@ def mamba_ssd(case):
         return y.to(x.dtype)
 
     return "minimal chunked form", case.work(minimal, x, dt, B, C)
+
+
+def mamba_selective_scan_decode(case):
+    if case["G"] != 1 or case["T"] != 1:
+        return None
+    functional = torch.nn.functional
+    x, dt, z = case.random("B E"), case.random("B E"), case.random("B E")
+    B, C, state = case.random("B K"), case.random("B K"), case.random("B E K", torch.float32)
+    A, D, bias = -case.random("E K", torch.float32).exp(), case.random("E", torch.float32), case.random("E", torch.float32)
+
+    def step(x, dt, z, B, C):
+        delta, u = functional.softplus(dt.float() + bias), x.float()
+        state.mul_(torch.exp(delta[..., None] * A)).addcmul_((delta * u)[..., None], B.float()[:, None, :])
+        y = torch.einsum("ben,bn->be", state, C.float()) + D * u
+        return (y * functional.silu(z.float())).to(x.dtype)
+
+    return "in-place operations", case.work(step, x, dt, z, B, C)

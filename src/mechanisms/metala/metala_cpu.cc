@@ -40,6 +40,7 @@ class MetalaSource final : public ChunkSource<T> {
     load_tile<T>(args_.v.template at<const E>(seq.b, seq.begin + at, h), args_.v.stride[1], rows, width, c.v, c.ldv);
     for (int r = 0; r < rows; ++r) {
       const int64_t t = seq.begin + at + r;
+      for (int64_t j = 0; metala_masked(args_, seq.b, t) && j < c.ldv; j += X::W) X::store(c.v + r * c.ldv + j, X::zero());
       for (int64_t i = 0; i < c.ldk; i += X::W) {
         const int lanes = K - static_cast<int>(i);
         const V g = select(X::prefix(lanes), log_decay(seq.b, t, h, static_cast<int>(i), lanes), X::zero());
@@ -88,6 +89,7 @@ class MetalaSource final : public ChunkSource<T> {
     for (int r = 0; r < rows; ++r) {
       const int64_t t = seq.begin + at + r;
       const T u = strength(h, c, r);
+      const bool masked = metala_masked(args_, seq.b, t), skipped = metala_skipped(args_, seq.b, t);
       V dots = X::zero();
       for (int j = 0; j < width; j += X::W) {
         V dv = X::load(d.dv + r * c.ldv + j);
@@ -103,6 +105,7 @@ class MetalaSource final : public ChunkSource<T> {
             dv = fma(X::broadcast(u), slope, dv);
           }
         }
+        if (masked) dv = X::zero();
         if (grads_.dv.given()) X::store(grads_.dv.template at<E>(seq.b, t, h, j), dv, width - j);
       }
       const V du = X::broadcast(sum(dots));
@@ -128,7 +131,7 @@ class MetalaSource final : public ChunkSource<T> {
           if (!grads_.da.given()) continue;
           const V a = X::load(args_.a.template at<const E>(seq.b, t, h, i), K - i);
           dg = dg * sigmoid(-a) * X::broadcast(static_cast<T>(1 / args_.tau));
-          dg = select(gt(g, X::broadcast(static_cast<T>(args_.floor))), dg, X::zero());
+          dg = skipped ? X::zero() : select(gt(g, X::broadcast(static_cast<T>(args_.floor))), dg, X::zero());
           X::store(grads_.da.template at<E>(seq.b, t, h, i), dg, K - i);
         } else {
           if (!grads_.dg.given()) continue;
@@ -160,6 +163,7 @@ class MetalaSource final : public ChunkSource<T> {
   Sequence sequence(int64_t n) const { return sequence_of(args_.cu_seqlens, args_.q.size[1], n); }
   LINNET_INLINE V log_decay(int64_t b, int64_t t, int64_t h, int i, int lanes) const {
     const V floor = X::broadcast(static_cast<T>(args_.floor));
+    if (metala_skipped(args_, b, t)) return X::zero();
     if constexpr (kMixer) {
       const V a = X::load(args_.a.template at<const E>(b, t, h, i), lanes);
       return max(floor, -softplus(-a) * X::broadcast(static_cast<T>(1 / args_.tau)));  // -softplus(-a) = logsigmoid(a)
@@ -172,6 +176,7 @@ class MetalaSource final : public ChunkSource<T> {
     return X::load(args_.w_aug.template at<const T>(h, i), this->shape.K - i);
   }
   LINNET_INLINE V value(int64_t b, int64_t t, int64_t h, int j) const {
+    if (metala_masked(args_, b, t)) return X::zero();
     return X::load(args_.v.template at<const E>(b, t, h, j), this->shape.V - j);
   }
   // u = sum_d q_d w_aug_d k_d

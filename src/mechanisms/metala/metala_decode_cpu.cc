@@ -31,9 +31,12 @@ void decode_head(const MetalaMixerDecodeArgs& args, const MetalaMixerDecodeOut& 
   for (int64_t t = 0; t < args.q.size[1]; ++t) {
     load_tile<T>(args.q.at<const E>(b, t, h), 0, 1, K, r.q, ldk);
     load_tile<T>(args.v.at<const E>(b, t, h), 0, 1, width, r.v, ldv);
+    const bool skipped = metala_skipped(args, b, t);
+    for (int64_t j = 0; metala_masked(args, b, t) && j < ldv; j += X::W) X::store(r.v + j, X::zero());
     V total = X::zero();
     for (int i = 0; i < K; i += X::W) {
-      const V a = X::load(args.a.at<const E>(b, t, h, i), K - i), g = max(floor, -softplus(-a) * cooling), k = -expm1(g);
+      const V a = X::load(args.a.at<const E>(b, t, h, i), K - i);
+      const V g = skipped ? X::zero() : max(floor, -softplus(-a) * cooling), k = -expm1(g);
       state_factors<T>(g, r.factor + i, r.keep + i);
       X::store(r.k + i, k);
       if (!args.w_aug.given()) continue;

@@ -40,6 +40,7 @@ double raw_decay(const Args& args, int64_t b, int64_t t, int64_t h, int64_t c) {
 }
 template <class Args>
 double log_decay(const Args& args, int64_t b, int64_t t, int64_t h, int64_t c) {
+  if (metala_skipped(args, b, t)) return 0;
   return std::fmax(raw_decay(args, b, t, h, c), args.floor);
 }
 
@@ -67,7 +68,9 @@ Target inner(Arena& arena, const Args& args, bool fill) {
     set_element(r.g, g, b, t, h, c);
     set_element(r.k, -std::expm1(g), b, t, h, c);
   });
-  copy(args.v, r.v);
+  each(args.v, [&](int64_t b, int64_t t, int64_t h, int64_t c) {
+    set_element(r.v, metala_masked(args, b, t) ? 0 : element(args.v, b, t, h, c), b, t, h, c);
+  });
   return r;
 }
 
@@ -164,7 +167,9 @@ void backward(const Args& args, const Grads& grads, const Launch& launch) {
     }
   }
   if (grads.dq.given()) copy(d.dq, grads.dq);
-  if (grads.dv.given()) copy(d.dv, grads.dv);
+  each(args.v, [&](int64_t b, int64_t t, int64_t h, int64_t c) {
+    if (grads.dv.given()) set_element(grads.dv, metala_masked(args, b, t) ? 0 : element(d.dv, b, t, h, c), b, t, h, c);
+  });
   const View& wanted = [&]() -> const View& {
     if constexpr (requires { args.tau; }) {
       return grads.da;
@@ -176,8 +181,8 @@ void backward(const Args& args, const Grads& grads, const Launch& launch) {
     if (!wanted.given()) return;
     double dg = element(d.dg, b, t, h, c) - std::exp(element(r.g, b, t, h, c)) * element(d.dk, b, t, h, c);
     if constexpr (requires { args.tau; }) {
-      const bool floored = raw_decay(args, b, t, h, c) <= args.floor;
-      dg = floored ? 0 : dg * sigmoid(-element(args.a, b, t, h, c)) / args.tau;
+      const bool still = metala_skipped(args, b, t) || raw_decay(args, b, t, h, c) <= args.floor;
+      dg = still ? 0 : dg * sigmoid(-element(args.a, b, t, h, c)) / args.tau;
     } else if (raw_decay(args, b, t, h, c) < args.floor) {
       dg = 0;
     }

@@ -23,6 +23,9 @@ TEST(Metala, AgreesWithTheReference) {
       "metala_mixer B=1 T=100 H=2 K=16 V=16 N=4 aug=linear tau=1 pass=bwd with=w_aug,cu_seqlens,state strided=1",
       "metala_mixer B=1 T=33 H=2 K=16 V=16 aug=none pass=bwd",
       "metala_mixer B=2 T=0 H=2 K=4 V=4 pass=bwd with=state",
+      "metala_mixer B=2 T=70 H=2 K=16 V=20 pass=bwd with=w_aug,mask values=masked,garbage",
+      "metala_mixer B=2 T=70 H=2 K=16 V=20 skip_masked=1 pass=bwd with=w_aug,mask,state values=masked,garbage threads=2",
+      "metala_mixer_decode B=2 T=3 H=3 K=20 V=40 skip_masked=1 with=w_aug,mask values=masked,garbage",
       "metala_core B=1 T=97 H=3 K=20 V=33 pass=bwd with=state",
       "metala_mixer_decode B=2 T=3 H=3 K=20 V=40 with=w_aug threads=2",
       "metala_mixer_decode B=1 T=1 H=2 K=5 V=7 aug=linear strided=1",
@@ -53,6 +56,21 @@ TEST(Metala, AConstantStateStays) {
                {"state", constant({1, 2, 5, 3}, 1)}};
   ASSERT_EQ(invoke("metala_core", {}, &x), "");
   EXPECT_LE(rms_error(x["final_state"], x["state"]), 1e-13);
+}
+
+// Skipped tokens leave the state alone: the others are what they are without them.
+TEST(Metala, SkippedTokensAreNotThere) {
+  Tensors x = {
+      {"q", random_tensor({1, 60, 2, 5}, 1)}, {"a", random_tensor({1, 60, 2, 5}, 2)}, {"v", random_tensor({1, 60, 2, 7}, 3)}};
+  Tensors without = x;
+  for (const char* name : {"q", "a", "v"}) without[name] = tokens(x[name], 20, 60);
+  Tensor mask(Dtype::u8, {1, 60});
+  for (int64_t t = 0; t < 60; ++t) mask.set(t, t >= 20);
+  x["mask"] = mask;
+  ASSERT_EQ(invoke("metala_mixer", {{"skip_masked", "1"}}, &x), "");
+  ASSERT_EQ(invoke("metala_mixer", {}, &without), "");
+  EXPECT_LE(rms_error(tokens(x["out"], 20, 60), without["out"]), 1e-13);
+  EXPECT_LE(rms_error(x["final_state"], without["final_state"]), 1e-13);
 }
 
 // alpha = 0 on one channel and 1 elsewhere replaces that row of the state by v and keeps the others.
