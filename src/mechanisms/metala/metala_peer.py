@@ -11,9 +11,9 @@ def _metala_read(q, g, v, length=16):
     weights = ((q * sums.exp()) @ (k * (-sums).exp()).transpose(-1, -2)).masked_fill(~mask, 0)
     inner, states = weights @ v, (k * (last - sums).exp()).transpose(-1, -2) @ v
     state, before = torch.zeros_like(states[:, :, 0]), []
-    for i in range(states.shape[2]):
+    for decay, increment in zip(last.exp().transpose(-1, -2).unbind(2), states.unbind(2)):  # indices would cost T^2 backward
         before.append(state)
-        state = state * last[:, :, i].exp().transpose(-1, -2) + states[:, :, i]
+        state = state * decay + increment
     carried = (q * sums.exp()) @ torch.stack(before, dim=2)
     return (inner + carried).flatten(2, 3).transpose(1, 2)
 
