@@ -65,13 +65,6 @@ Cost cost_gate(const GatedGateArgs& args, const Dims&, Pass pass) {
   return {elements * (pass == Pass::forward ? 1 : 3), bytes * elements * (pass == Pass::forward ? 2 : 3) + logits(args.g) * 2};
 }
 
-#if defined(LINNET_HAS_avx512)
-#define LINNET_BF16_IMPL(stem, backward) \
-  .impl<avx512_bf16::stem##_forward, backward, avx512_bf16::stem##_workspace>("avx512_bf16", bf16_dots_available)
-#else
-#define LINNET_BF16_IMPL(stem, backward)
-#endif
-
 }  // namespace
 
 // clang-format off

@@ -93,13 +93,6 @@ Cost cost_merge(const SoftmaxMergeArgs& args, const Dims& dims, Pass) {
   return {2 * rows * parts * width, rows * (parts + 1) * (width * element + 4)};
 }
 
-#if defined(LINNET_HAS_avx512)
-#define LINNET_BF16_IMPL(stem, backward) \
-  .impl<avx512_bf16::stem##_forward, backward, avx512_bf16::stem##_workspace>("avx512_bf16", bf16_dots_available)
-#else
-#define LINNET_BF16_IMPL(stem, backward)
-#endif
-
 }  // namespace
 
 Status check_softmax_cache(const char* op, const SoftmaxDecodeArgs& args, const Dims& dims) {
