@@ -35,6 +35,9 @@ sanitizer() {
     sanitize $tool 'linear B=1 T=193 S=193 Hq=1 Hk=1 Hv=1 K=128 V=128 dtype=bf16 pass=bwd with=initial_state impl=cuda' || code=1
     sanitize $tool 'linear B=1 T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=f16 pass=fwd with=cu_seqlens N=3 impl=cuda' || code=1
     sanitize $tool 'gated_delta B=1 T=193 Hq=1 Hk=1 Hv=1 K=128 V=128 other=g dtype=bf16 pass=fwd impl=cuda' || code=1
+    sanitize $tool 'gated_delta B=1 T=193 Hq=1 Hk=1 Hv=1 K=128 V=128 other=g dtype=bf16 pass=bwd with=initial_state impl=cuda' || code=1
+    sanitize $tool 'delta B=1 T=200 Hq=2 Hk=1 Hv=2 K=64 V=64 dtype=bf16 pass=bwd with=cu_seqlens N=2 impl=cuda' || code=1
+    sanitize $tool 'delta B=1 T=8200 Hq=1 Hk=1 Hv=1 K=64 V=64 dtype=bf16 pass=bwd impl=cuda' || code=1
     sanitize $tool 'delta_decode B=2 T=1 Hq=2 Hk=2 Hv=2 K=128 V=128 dtype=bf16 impl=cuda' || code=1
     sanitize $tool 'linear B=1 T=70 S=70 Hq=1 Hk=1 Hv=1 K=24 V=33 map=elu1 normalize=1 dtype=f32 pass=fwd impl=cuda' || code=1
   done

@@ -114,9 +114,11 @@ Op declare_recurrence(const RecurrenceMember& member) {
   }
   for (const char* other : {"", "other=g "}) {
     if (*other != '\0' && member.decay != Decay::either) continue;
-    op.gpu_bench("B=16 T=2048 Hq=16 Hk=Hq Hv=Hq K=128 V=K " + given + other + "dtype=bf16 pass=fwd")
-        .gpu_bench("B=1 T=32768 Hq=16 Hk=Hq Hv=Hq K=128 V=K " + given + other + "dtype=bf16 pass=fwd")
-        .gpu_bench("B=16 T=2048 Hq=32 Hk=Hq Hv=Hq K=64 V=K " + given + other + "dtype=bf16 pass=fwd");
+    const bool backward = member.beta && (member.decay == Decay::none || *other != '\0');  // which the GPU's kernels have
+    const std::string last = given + other + "dtype=bf16 pass=" + (backward ? "fwd|fwd+bwd" : "fwd");
+    op.gpu_bench("B=16 T=2048 Hq=16 Hk=Hq Hv=Hq K=128 V=K " + last)
+        .gpu_bench("B=1 T=32768 Hq=16 Hk=Hq Hv=Hq K=128 V=K " + last)
+        .gpu_bench("B=16 T=2048 Hq=32 Hk=Hq Hv=Hq K=64 V=K " + last);
   }
   op.bench(shapes[0] + "dtype=bf16 pass=fwd|fwd+bwd")
       .bench("B=1 T=65536 Hq=1 Hk=1 Hv=1 K=128 V=K " + given + "dtype=f32 pass=fwd")

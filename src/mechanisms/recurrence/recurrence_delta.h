@@ -44,6 +44,7 @@ struct Delta {
   char* residuals = nullptr;           // [64][D]: N / beta
   char* adjoints = nullptr;            // [64][D]: dY / beta
   States dfinal, dinitial;             // [N, H, K, V]
+  float* dmaps = nullptr;              // [segments, N, H, D, D]: dS^T before each segment but the first
   Rows dq, dk, dv, dg, dbeta;
 };
 

@@ -117,6 +117,34 @@ __device__ void assist_delta(const Delta& delta, int h, DeltaShared<D>& s) {
   }
 }
 
+// O^T [64 value channels of this group, 64 tokens] to rows of tokens; then, in another function, out: 128 bytes of a token for
+// 8 threads. In between the next products are asked for.
+template <bool bf16>
+__device__ __forceinline__ void stage_output(const float (&O)[32], char* tile) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  const uint32_t o = ptx::shared_address(tile);
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    const int token = 8 * (j + lane / 16) + lane % 8, channel = 16 * warp + lane / 8 % 2 * 8;
+    const float* x = O + 4 * j;
+    ptx::store_matrices_transposed(o + ptx::tile_byte(C, token, channel), ptx::pack<bf16>(x[0], x[1]),
+                                   ptx::pack<bf16>(x[2], x[3]), ptx::pack<bf16>(x[4], x[5]), ptx::pack<bf16>(x[6], x[7]));
+  }
+}
+__device__ __forceinline__ void write_output(const Engine& e, const Walk& w, int h, int group, int chunk, int rows,
+                                             const char* tile) {
+  const int thread = threadIdx.x % 128, channel = thread % 8 * 8;
+  sync_state(group);
+  auto* to = static_cast<uint16_t*>(const_cast<void*>(e.out.data)) +
+             row_of(e.out, w.b, w.begin + static_cast<int64_t>(chunk) * C + thread / 8, h) + group * 64 + channel;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int token = 16 * j + thread / 8;
+    if (token < rows) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(tile + ptx::tile_byte(C, token, channel));
+    to += 16 * e.out.stride_t;
+  }
+}
+
 template <int D, bool decays, bool reads>
 __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, bool map, DeltaShared<D>& s) {
   constexpr int kLocal = delta_stages(D), kScores = delta_scores(D), kState = D / 2;
@@ -151,37 +179,47 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     for (int j = 0; j < kState; ++j) S[j] = given ? e.in_factor * element(e.initial, j) : 0;
   }
 
-  for (int i = 0; i < w.count; ++i) {
-    const int stage = i % kLocal, slot = i % kScores, chunk = w.first + i;
-    const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
-    const DeltaGates& gates = s.gates[i % 2];
+  // What the next chunk reads from the state is asked for before the output of this one is written.
+  const int count = w.count;
+  float U[32], O[32];
+  uint32_t A[kState / 2];
+  const auto rows_at = [&](int i) {
+    return static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(w.first + i) * C));
+  };
+  const auto ask = [&](int i) {  // behind the last chunk: of anything
+    const int stage = i % kLocal;
+    if (i < count) {
+      ptx::barrier_wait(&s.full[stage], (i / kLocal) & 1);
+      if (rows_at(i) < C) clear_rows<D, D>(s.k[stage], s.v[stage], rows_at(i), group * 128 + thread);
+    }
     const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
-    const uint32_t v = ptx::shared_address(s.v[stage]) + group * kPanel;
+    ptx::hold(A);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<true, false>(U, A + 4 * kk, ptx::descriptor_k_major(k, C, kk), kk > 0);
+    if constexpr (reads) {
+#pragma unroll
+      for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<true, false>(O, A + 4 * kk, ptx::descriptor_k_major(q, C, kk), kk > 0);
+    }
+    ptx::wgmma_commit();
+  };
+  const auto take = [&] {
+    ptx::wgmma_wait<0>();
+    ptx::hold(U);
+    if constexpr (reads) ptx::hold(O);
+  };
+#pragma unroll
+  for (int j = 0; j < kState; j += 2) A[j / 2] = ptx::pack<true>(S[j], S[j + 1]);
+  ask(0);
+  take();
+  for (int i = 0; i < count; ++i) {
+    const int stage = i % kLocal, slot = i % kScores, chunk = w.first + i;
+    const DeltaGates& gates = s.gates[i % 2];
+    const uint32_t k = ptx::shared_address(s.k[stage]), v = ptx::shared_address(s.v[stage]) + group * kPanel;
     const uint32_t t = ptx::shared_address(s.t[i % 2]), p = ptx::shared_address(s.p[slot]);
 
-    float U[32], O[32];
-    {
-      uint32_t A[kState / 2];
-#pragma unroll
-      for (int j = 0; j < kState; j += 2) A[j / 2] = ptx::pack<true>(S[j], S[j + 1]);
-      ptx::barrier_wait(&s.full[stage], (i / kLocal) & 1);
-      if (rows < C) clear_rows<D, D>(s.k[stage], s.v[stage], rows, group * 128 + thread);
-      ptx::hold(A);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<true, false>(U, A + 4 * kk, ptx::descriptor_k_major(k, C, kk), kk > 0);
-      if constexpr (reads) {
-#pragma unroll
-        for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<true, false>(O, A + 4 * kk, ptx::descriptor_k_major(q, C, kk), kk > 0);
-      }
-      ptx::wgmma_commit();
-      if (records) store_state<D>(delta.states + (slot_of(e, n, w, chunk) * e.H + h) * D * D * 2, A, group, s.q[group]);
-      if (decays || !reads) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);  // the gates
-      ptx::barrier_wait(&s.t_full[i % 2], (i / 2) & 1);
-      ptx::wgmma_wait<0>();
-      ptx::hold(U);
-      if constexpr (reads) ptx::hold(O);
-    }
+    if (records) store_state<D>(delta.states + (slot_of(e, n, w, chunk) * e.H + h) * D * D * 2, A, group, s.q[group]);
+    if (decays || !reads) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);  // the gates
     // Y = V^T - U, in tf32.
     uint32_t Y[32];
 #pragma unroll
@@ -199,6 +237,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
       }
     }
     float N[32];
+    ptx::barrier_wait(&s.t_full[i % 2], (i / 2) & 1);
     ptx::hold(Y);
     ptx::wgmma_fence();
 #pragma unroll
@@ -245,29 +284,36 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     ptx::wgmma_fence();
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) ptx::wgmma<true, true>(S, written + 4 * kk, ptx::descriptor_mn_major(k, C, kk), true);
+    ptx::wgmma_commit();
     if constexpr (reads) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         ptx::wgmma_tf32(O, Y[4 * j], Y[4 * j + 2], Y[4 * j + 1], Y[4 * j + 3], ptx::descriptor_k_major(p, C, j), true);
       }
+      ptx::wgmma_commit();
     }
-    ptx::wgmma_commit();
     if (records) {
 #pragma unroll
       for (int j = 0; j < 32; ++j) N[j] *= gates.inverse_beta[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
       store_chunk<true>(delta.residuals + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, N, group, s.q[2] + group * kPanel);
     }
-    ptx::wgmma_wait<0>();
+    ptx::wgmma_wait<reads ? 1 : 0>();
     ptx::hold(S);
+#pragma unroll
+    for (int j = 0; j < kState; j += 2) A[j / 2] = ptx::pack<true>(S[j], S[j + 1]);
     if constexpr (reads) {
+      ptx::wgmma_wait<0>();
       ptx::hold(O);
-      ptx::barrier_arrive(&s.p_empty[slot]);
-      store_rows<true>(e, w, h, group, chunk, rows, O, 1, s.v[stage] + group * kPanel);
+      stage_output<true>(O, s.v[stage] + group * kPanel);
+    }
+    ptx::barrier_arrive(&s.p_empty[slot]);
+    ask(i + 1);
+    if constexpr (reads) {
+      write_output(e, w, h, group, chunk, rows_at(i), s.v[stage] + group * kPanel);
       ptx::fence_async_shared();
-    } else {
-      ptx::barrier_arrive(&s.p_empty[slot]);
     }
     ptx::barrier_arrive(&s.empty[stage]);
+    take();
   }
   if (records) {
     if (thread == 0) ptx::wait_stores();
@@ -329,7 +375,7 @@ __device__ void delta_kernel(const Delta& delta) {
     w.count -= start;
     if (map) {
       if (threadIdx.x == 0) delta.forgets[(segment * e.N + n) * e.H + h] = forgets ? 1 : 0;
-      if (forgets) return;
+      if (forgets || segment == 0) return;  // the first segment starts from the initial state
     }
   }
   constexpr int kGroups = D / 64, kConsumers = 128 * kGroups;
@@ -383,50 +429,68 @@ LINNET_DELTA(summary_64_decay, 64, true, false)
 LINNET_DELTA(summary_128, 128, false, false)
 LINNET_DELTA(summary_128_decay, 128, true, false)
 
-// Between the walks of a cut sequence: the states after its segments, S^T = S^T A^T + B^T, in place of B^T. A block has
-// kFoldRows rows of S^T of a head, a thread one column of a part of them; A passes through shared memory in pieces, the next
-// one on its way while one is used.
+// Between the walks of a cut sequence: the states after its segments, S^T = S^T A^T + B^T, in place of B^T; back in time their
+// gradients before them, dS^T = dS^T A + D^T. A block has kFoldRows rows of S^T of a head, a thread one column of a part of
+// them; A passes through shared memory in pieces, the next one on its way while one is used.
 constexpr int kFoldPiece = 32;
-template <int D>
+template <int D, bool back>
 __device__ void fold(const Delta& delta, int segments) {
   constexpr int kApart = 256 / D, kRows = kFoldRows / kApart;  // the distance between the rows of a thread, and their number
-  constexpr int kLoads = kFoldPiece * D / 1024;
-  __shared__ float a[kFoldPiece][D], state[kFoldRows][D];
+  constexpr int kLoads = kFoldPiece * D / 1024, kPitch = back ? D + 1 : D;
+  __shared__ float a[kFoldPiece * kPitch], state[kFoldRows][D];
   const Engine& e = delta.e;
   const int h = blockIdx.x % e.H, thread = threadIdx.x, column = thread % D, first = thread / D;
   const int64_t n = blockIdx.x / e.H, heads = e.N * e.H;
   const Walk w = walk_of(e, n, 0, false);
   if (w.length <= kLongest) return;
-  const int used = static_cast<int>((w.length + kDeltaSegment - 1) / kDeltaSegment) - 1;
+  const int used = min(segments, static_cast<int>((w.length + kDeltaSegment - 1) / kDeltaSegment) - 1);
   float sum[kRows] = {};
-  for (int i = 0; i < used && i < segments; ++i) {
-    float* const map = delta.maps + (i * heads + n * e.H + h) * 2 * D * D;
-    float* const b = map + (blockIdx.y * kFoldRows + first) * D + column;
-    const bool forgets = i == 0 || delta.forgets[(i * e.N + n) * e.H + h] != 0;
+  for (int i = 0; i < used; ++i) {
+    const int segment = back ? used - i : i;
+    const float* const map = delta.maps + ((segment * heads + n * e.H + h) * 2 + 1) * D * D;
+    float* const b = (back ? delta.dmaps + (segment * heads + n * e.H + h) * D * D
+                           : delta.maps + (segment * heads + n * e.H + h) * 2 * D * D) +
+                     (blockIdx.y * kFoldRows + first) * D + column;
+    const bool forgets = i == 0 || delta.forgets[(segment * e.N + n) * e.H + h] != 0;
     float next[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) next[r] = b[r * kApart * D];
     if (!forgets) {
-      const auto* from = reinterpret_cast<const float4*>(map + D * D);
+      // 4 numbers of a piece: of its rows, or, back, of its columns.
+      const auto ask = [&](int piece, int j) {
+        const int at = thread + 256 * j;
+        return *reinterpret_cast<const float4*>(back ? map + at / (kFoldPiece / 4) * D + piece + at % (kFoldPiece / 4) * 4
+                                                     : map + piece * D + at * 4);
+      };
       float4 ahead[kLoads];
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j) ahead[j] = from[thread + 256 * j];
+      for (int j = 0; j < kLoads; ++j) ahead[j] = ask(0, j);
       __syncthreads();
 #pragma unroll
       for (int r = 0; r < kRows; ++r) state[first + r * kApart][column] = sum[r];
       for (int piece = 0; piece < D; piece += kFoldPiece) {
         __syncthreads();
 #pragma unroll
-        for (int j = 0; j < kLoads; ++j) reinterpret_cast<float4*>(a)[thread + 256 * j] = ahead[j];
-        from += kFoldPiece * D / 4;
+        for (int j = 0; j < kLoads; ++j) {
+          const int at = thread + 256 * j;
+          if constexpr (back) {
+            float* to = a + at % (kFoldPiece / 4) * 4 * kPitch + at / (kFoldPiece / 4);
+            to[0] = ahead[j].x;
+            to[kPitch] = ahead[j].y;
+            to[2 * kPitch] = ahead[j].z;
+            to[3 * kPitch] = ahead[j].w;
+          } else {
+            reinterpret_cast<float4*>(a)[at] = ahead[j];
+          }
+        }
         if (piece + kFoldPiece < D) {
 #pragma unroll
-          for (int j = 0; j < kLoads; ++j) ahead[j] = from[thread + 256 * j];
+          for (int j = 0; j < kLoads; ++j) ahead[j] = ask(piece + kFoldPiece, j);
         }
         __syncthreads();
 #pragma unroll 8
         for (int j = 0; j < kFoldPiece; ++j) {
-          const float x = a[j][column];
+          const float x = a[j * kPitch + column];
 #pragma unroll
           for (int r = 0; r < kRows; ++r) next[r] = fmaf(state[first + r * kApart][piece + j], x, next[r]);
         }
@@ -436,11 +500,13 @@ __device__ void fold(const Delta& delta, int segments) {
     for (int r = 0; r < kRows; ++r) b[r * kApart * D] = sum[r] = next[r];
   }
 }
-extern "C" __global__ void __launch_bounds__(256) fold_64(const __grid_constant__ Delta delta, int segments) {
-  fold<64>(delta, segments);
-}
-extern "C" __global__ void __launch_bounds__(256) fold_128(const __grid_constant__ Delta delta, int segments) {
-  fold<128>(delta, segments);
-}
+#define LINNET_FOLD(name, D, back)                                                                            \
+  extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Delta delta, int segments) { \
+    fold<D, back>(delta, segments);                                                                           \
+  }
+LINNET_FOLD(fold_64, 64, false)
+LINNET_FOLD(fold_128, 128, false)
+LINNET_FOLD(fold_back_64, 64, true)
+LINNET_FOLD(fold_back_128, 128, true)
 
 }  // namespace linnet::cuda

@@ -67,6 +67,7 @@ DeltaScratch cut_delta(Arena& arena, const Engine& e, bool gradients) {
   scratch.dstates = arena.take<char>(square);
   scratch.residuals = arena.take<char>(chunk);
   scratch.adjoints = arena.take<char>(chunk);
+  if (between > 0) scratch.dmaps = arena.take<float>((between + e.N * e.H) * e.K * e.K);
   return scratch;
 }
 
@@ -88,6 +89,7 @@ void run_delta_gradients(const Launch& launch, const Engine& e, const DeltaGradi
   delta.inverse_transposed = scratch.inverse_transposed;
   delta.states = scratch.states;
   delta.dstates = scratch.dstates;
+  delta.dmaps = scratch.dmaps;
   delta.residuals = scratch.residuals;
   delta.adjoints = scratch.adjoints;
   delta.dfinal = gradients.dfinal;
@@ -101,8 +103,16 @@ void run_delta_gradients(const Launch& launch, const Engine& e, const DeltaGradi
   const int64_t heads = e.N * e.H;
   enqueue(launch, {kWalkImage, name_of(kSummaries, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {heads, segments_of(e)},
           delta);
-  enqueue(launch, {"recurrence_delta_reverse_cuda", name_of(kReverse, e), tile_threads(e.V), reverse_shared_bytes(e.K)},
-          {heads}, delta);
+  const Kernel reverse = {"recurrence_delta_reverse_cuda", name_of(kReverse, e), tile_threads(e.V), reverse_shared_bytes(e.K)};
+  const int64_t segments = segments_of(e);
+  if (segments > 1) {
+    delta.phase = DeltaPhase::summary;
+    enqueue(launch, reverse, {heads, segments - 1}, delta);
+    const int count = static_cast<int>(segments - 1);
+    enqueue(launch, {kWalkImage, e.K == 128 ? "fold_back_128" : "fold_back_64", 256}, {heads, e.V / kFoldRows}, delta, count);
+    delta.phase = DeltaPhase::joined;
+  }
+  enqueue(launch, reverse, {heads, segments}, delta);
   enqueue(launch, {"recurrence_delta_gradients_cuda", name_of(kGradients, e), 512, gradients_shared_bytes(e.K)},
           {delta_slots(e) * e.H}, delta);
 }

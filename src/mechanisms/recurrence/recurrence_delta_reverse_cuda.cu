@@ -6,6 +6,9 @@
 // P has the scale in it. It leaves dS^T after each chunk and dY / beta for recurrence_delta_gradients_cuda.cu. dN and T are
 // operands in tf32, the others are 16-bit numbers.
 //
+// Segments of long sequences (recurrence_delta.h): a first walk finds what each leaves of a zero gradient; with A^T they are
+// folded from the last one down.
+//
 // Products per chunk, D = 128: 11 of 64 x 64 x 128; bytes per token and head: 960 read, 768 written.
 #include "mechanisms/recurrence/recurrence_delta.cuh"
 
@@ -107,7 +110,7 @@ __device__ __forceinline__ void clear_reverse(ReverseShared<D>& s, int stage, in
 }
 
 template <bool bf16, int D, bool decays>
-__device__ void carry_reverse(const Delta& delta, int64_t n, int h, ReverseShared<D>& s) {
+__device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment, bool from_zero, ReverseShared<D>& s) {
   constexpr int kState = D / 2;
   const Engine& e = delta.e;
   const Walk& w = s.walk;
@@ -118,8 +121,23 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, ReverseShare
     const int channel = j / 4 * 8 + lane % 4 * 2 + (j & 1), value = row + (j & 2) * 4;
     return states.data[n * states.stride_n + h * states.stride_h + channel * states.stride_row + value * states.stride_column];
   };
+  const bool summary = delta.phase == DeltaPhase::summary;
+  const auto mapped = [&](int number, int j) -> float2& {  // dS^T before a segment
+    float* at = delta.dmaps + ((number * e.N + n) * e.H + h) * D * D;
+    return *reinterpret_cast<float2*>(at + (row + (j & 2) * 4) * D + j / 4 * 8 + lane % 4 * 2);
+  };
+  if (!w.ends && !summary) {
 #pragma unroll
-  for (int j = 0; j < kState; ++j) S[j] = delta.dfinal.data != nullptr ? element(delta.dfinal, j) : 0;
+    for (int j = 0; j < kState; j += 2) {
+      const float2 x = mapped(segment + 1, j);
+      S[j] = x.x;
+      S[j + 1] = x.y;
+    }
+  } else {
+    const bool given = delta.dfinal.data != nullptr && w.ends && !from_zero;
+#pragma unroll
+    for (int j = 0; j < kState; ++j) S[j] = given ? element(delta.dfinal, j) : 0;
+  }
 
   for (int i = 0; i < w.count; ++i) {
     const int stage = i % kReverseStages, slot = i % 2, chunk = w.first - i;
@@ -148,7 +166,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, ReverseShare
                                             kk > 0);
       }
       ptx::wgmma_commit();
-      store_state<D>(delta.dstates + (slot_of(e, n, w, chunk) * e.H + h) * D * D * 2, A, group, s.state[group]);
+      if (!summary) store_state<D>(delta.dstates + (slot_of(e, n, w, chunk) * e.H + h) * D * D * 2, A, group, s.state[group]);
       ptx::barrier_wait(&s.t_full[i % 2], (i / 2) & 1);
       ptx::wgmma_wait<0>();
       ptx::hold(U);
@@ -213,16 +231,21 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, ReverseShare
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) ptx::wgmma<bf16, true>(S, written + 4 * kk, ptx::descriptor_mn_major(k, C, kk), true);
     ptx::wgmma_commit();
+    if (!summary) {
 #pragma unroll
-    for (int j = 0; j < 32; ++j) Y[j] *= gates.inverse_beta[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
-    store_chunk<bf16>(delta.adjoints + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, Y, group, s.chunk[group]);
+      for (int j = 0; j < 32; ++j) Y[j] *= gates.inverse_beta[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
+      store_chunk<bf16>(delta.adjoints + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, Y, group, s.chunk[group]);
+    }
     ptx::wgmma_wait<0>();
     ptx::hold(S);
     ptx::barrier_arrive(&s.p_empty[slot]);
     ptx::barrier_arrive(&s.empty[stage]);
   }
   if (thread == 0) ptx::wait_stores();
-  if (delta.dinitial.data != nullptr) {
+  if (summary) {
+#pragma unroll
+    for (int j = 0; j < kState; j += 2) mapped(segment, j) = float2{S[j], S[j + 1]};
+  } else if (delta.dinitial.data != nullptr && w.starts) {
 #pragma unroll
     for (int j = 0; j < kState; ++j) element(delta.dinitial, j) = S[j];
   }
@@ -255,12 +278,22 @@ __device__ void reverse_kernel(const Delta& delta) {
   static_assert(sizeof(ReverseShared<D>) + 1024 <= reverse_shared_bytes(D) && reverse_shared_bytes(D) <= 232448);
   auto& s = *reinterpret_cast<ReverseShared<D>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
   const Engine& e = delta.e;
-  const int h = blockIdx.x % e.H;
+  const int h = blockIdx.x % e.H, segment = blockIdx.y + (delta.phase == DeltaPhase::summary ? 1 : 0);
   const int64_t n = blockIdx.x / e.H;
   constexpr int kGroups = D / 64, kConsumers = 128 * kGroups;
+  Walk w = delta.phase == DeltaPhase::whole ? walk_of(e, n, 0, false) : segment_of(e, n, segment);
+  if (w.count == 0 && segment > 0) return;
+  bool from_zero = false;
+  if (delta.phase == DeltaPhase::summary) {  // what comes after everything before is forgotten need not be walked
+    int count = 0;
+    float bound = 0;
+    while (count < w.count && !(bound < kForgotten)) bound += delta.bounds[slot_of(e, n, w, w.first + count++) * e.H + h];
+    from_zero = bound < kForgotten;
+    w.count = count;
+  }
+  w.first += w.count - 1;
   if (threadIdx.x == 0) {
-    s.walk = walk_of(e, n, 0, false);
-    s.walk.first = s.walk.count - 1;
+    s.walk = w;
     for (int i = 0; i < kReverseStages; ++i) {
       ptx::barrier_init(&s.full[i], 1);
       ptx::barrier_init(&s.empty[i], kConsumers + 128);
@@ -281,7 +314,7 @@ __device__ void reverse_kernel(const Delta& delta) {
   const int role = threadIdx.x / 128;
   if (role < kGroups) {
     ptx::more_registers<kGroups == 2 ? 200 : 240>();
-    carry_reverse<bf16, D, decays>(delta, n, h, s);
+    carry_reverse<bf16, D, decays>(delta, n, h, segment, from_zero, s);
   } else if (role == kGroups) {
     if constexpr (kGroups == 2) ptx::fewer_registers<88>();
     assist_reverse<bf16, D, decays>(delta, h, s);

@@ -23,7 +23,7 @@ struct DeltaScratch {  // recurrence_delta.h
   char *inverse = nullptr, *inverse_transposed = nullptr;
   char *states = nullptr, *dstates = nullptr, *residuals = nullptr, *adjoints = nullptr;
   float* bounds = nullptr;
-  float* maps = nullptr;
+  float *maps = nullptr, *dmaps = nullptr;
   int32_t* forgets = nullptr;
 };
 struct EngineScratch {
