@@ -95,6 +95,47 @@ void draw_letters(Case* c, Random& random) {
   }
 }
 
+// An error relative to a tensor's RMS says something about the kernel only if the tensor holds several independent numbers: one
+// dot product of random rows may come out as near to 0 as chance has it, and keeps as few digits. So a result has at least
+// kIndependent of them: one token, tokens that repeat, and narrow states have one or few for each batch row and head, the
+// gradient of a parameter one for each head.
+// Tokens that repeat reflect nothing and forget nothing for good: what many equal corrections leave of a state is a product of
+// as many factors (recurrence.md section 3 gives the figures), so every result has its incoming gradient then.
+constexpr int64_t kIndependent = 8;
+void draw_enough(Case* c) {
+  const Op& op = *c->op;
+  const bool packed = is_packed(op, c->with);
+  int64_t most = 0, heads = 0, width = kIndependent, *batch = nullptr, *tokens = nullptr;
+  for (auto& [letter, value] : c->letters) {
+    if (letter == "B") batch = &value;
+    if (letter == "T" || letter == "Tq") tokens = &value;
+    if (kind_of(letter) == Kind::channels) width = std::min(width, value);
+    if (letter[0] != 'H' && letter != "G") continue;
+    heads = heads == 0 ? value : std::min(heads, value);
+    most = std::max(most, value);
+  }
+  if (packed && heads < kIndependent) std::erase(c->values, "repeated");
+  const bool repeated = c->has_value("repeated");
+  if (repeated) {
+    for (const TensorDecl& decl : op.outputs) std::erase(c->skip, "d" + decl.name);
+    std::erase_if(c->options, [](const auto& option) {
+      return option.first == "double_beta" || (option.first == "scale" && option.second == "0");
+    });
+  }
+  const bool parameter = std::any_of(op.inputs.begin(), op.inputs.end(), [&](const TensorDecl& decl) {
+    return decl.differentiable && (!decl.optional || contains(c->with, decl.name)) && decl.shape == "H";
+  });
+  if (c->backward && parameter && most > 0) {
+    for (auto& [letter, value] : c->letters) {
+      if (letter[0] == 'H') value *= (kIndependent + most - 1) / most;
+    }
+  }
+  if (batch == nullptr || *batch == 0 || tokens == nullptr || *tokens == 0) return;
+  const int64_t each = std::min(repeated ? 1 : *tokens, width * width) * std::max<int64_t>(heads, 1);
+  int64_t* more = packed ? tokens : batch;
+  if (each > 0) *more *= (kIndependent + each - 1) / each;
+}
+
 std::string number_text(double x) {
   char text[32];
   return {text, std::to_chars(text, text + sizeof text, x, std::chars_format::general, 6).ptr};
@@ -243,6 +284,7 @@ Status sample_case(const Op& op, Random& random, const Sampling& sampling, Case*
     draw_letters(c, random);
     draw_options(c, random);
     if (obey_options(c)) draw_letters(c, random);
+    draw_enough(c);
     Cost cost;
     refused = accepts(*c, &cost);
     if (refused.ok() && fit(c, random.chance(0.05) ? large : sampling.cost)) return {};

@@ -153,6 +153,7 @@ struct Op {
   std::vector<std::string> gpu_benchmarks;              // the same for `linnet bench --device cuda`
   std::vector<Variant> variants;                        // of `linnet compare`; none: no attention
   bool growing = false;                                 // the state only grows (ungated sums): see tolerance.h
+  std::vector<std::string> grows_without;               // it does when none of these inputs is given
   double (*largest_logit)(const void* args) = nullptr;  // of exponential weights, on a prepared f64 call; null: no such weights
   Status (*check)(const void* args, const Dims& dims) = nullptr;  // what the declaration cannot say; args are normalised
   Cost (*cost)(const void* args, const Dims& dims, Pass pass) = nullptr;
@@ -324,6 +325,7 @@ class Declare {
     return op_.variants.push_back({std::move(variant), std::move(options)}), *this;
   }
   Declare& growing() { return op_.growing = true, *this; }
+  Declare& grows_without(std::vector<std::string> inputs) { return op_.grows_without = std::move(inputs), *this; }
   template <double (*F)(const Args&)>
   Declare& largest_logit() {
     op_.largest_logit = [](const void* args) { return F(*static_cast<const Args*>(args)); };

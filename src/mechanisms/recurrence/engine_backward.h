@@ -30,7 +30,6 @@ struct BackwardScratch {
   T* dg;       // [C, ldk]    (scalar: [C])
   T* dbeta;    // [C]
   T* rows;     // [C]
-  T* columns;  // [C]
   T* carry;    // [ldk]       rowsum(S_0 dS_C) per channel
   T* decayed;  // channel: [2 C, ldk] rows decayed to the current block
   T* kc;       // channel: [C, ldk]   the column part of dk
@@ -53,7 +52,6 @@ struct BackwardScratch {
     b.dg = arena.take<T>(kChunk * (channel ? ldk : 1));
     b.dbeta = arena.take<T>(kChunk);
     b.rows = arena.take<T>(kChunk);
-    b.columns = arena.take<T>(kChunk);
     b.carry = arena.take<T>(ldk);
     b.decayed = arena.take<T>(channel ? 2 * kChunk * ldk : 0);
     b.kc = arena.take<T>(channel ? kChunk * ldk : 0);
@@ -131,21 +129,21 @@ void scalar_pairs(const EngineShape& s, int rows, const ChunkScratch<T>& c, cons
   const bool gated = s.gate == Gate::scalar;
   T *dk = b.dkq, *dq = b.dkq + rows * c.ldk, *da = b.dpa, *dp = b.dpa + rows * kChunk;
   if (gated) {
+    // Pairs that span t, (i >= t, j < t), from sums over i column by column: nothing is added that is taken away again.
     V columns[kChunk / X::W] = {};
-    for (int i = 0; i < rows; ++i) {
+    for (int i = rows - 1; i >= 0; --i) {
       V total = X::zero();
       for (int v = 0; v < kChunk / X::W && v * X::W < i; ++v) {
         const int64_t at = i * kChunk + v * X::W;
+        const auto before = X::prefix(i - v * X::W);
         V pair = X::load(dp + at) * X::load(c.p + at);
         if (s.beta) pair = fma(X::load(da + at), X::load(c.a + at), pair);
-        pair = select(X::prefix(i - v * X::W), pair, X::zero());
-        total += pair;
-        columns[v] += pair;
+        columns[v] += select(before, pair, X::zero());
+        total += select(before, columns[v], X::zero());
       }
-      b.rows[i] = sum(total);
+      b.dg[i] = sum(total);
     }
-    for (int v = 0; v < kChunk / X::W; ++v) X::store(b.columns + v * X::W, columns[v]);
-    row_dots<true>(rows, c.ldk, c.kqp + rows * c.ldk, dq, b.rows);
+    row_dots<false>(rows, c.ldk, c.kqp + rows * c.ldk, dq, b.rows);
     if (s.beta) row_dots<true>(rows, c.ldk, c.kqp, dk, b.rows);
     T written[kChunk];  // s_j = (k_j suf_j) . dKs_j
     for (int v = 0; v * X::W < rows; ++v) {
@@ -155,14 +153,17 @@ void scalar_pairs(const EngineShape& s, int rows, const ChunkScratch<T>& c, cons
       }
       X::store(written + v * X::W, total);
     }
-    T total = 0;
-    for (int t = rows - 1; t >= 0; --t) b.dg[t] = total += b.rows[t] - b.columns[t];
-    T dot = 0;
-    for (int x = 0; x < s.K; ++x) dot += b.carry[x];
-    total = c.pre[rows - 1] * dot;
+    double later = 0, dot = 0;
+    for (int x = 0; x < s.K; ++x) dot += static_cast<double>(b.carry[x]);
+    double across[kChunk];  // writes before t that reach the end, the incoming state among them
+    double total = static_cast<double>(c.pre[rows - 1]) * dot;
     for (int t = 0; t < rows; ++t) {
-      b.dg[t] += total;
-      total += written[t];
+      across[t] = total;
+      total += static_cast<double>(written[t]);
+    }
+    for (int t = rows - 1; t >= 0; --t) {
+      later += static_cast<double>(b.rows[t]);
+      b.dg[t] = static_cast<T>(static_cast<double>(b.dg[t]) + later + across[t]);
     }
     for (int t = 0; t < rows; t += X::W) {
       const V a = exp(X::load(c.g + t, rows - t));

@@ -98,13 +98,15 @@ Op declare_recurrence(const RecurrenceMember& member) {
   }
   op.option("chunk", &A::chunk, 0, kAnyCount,
             "tokens per chunk, at most the kernel's largest; 0: its choice; changes rounding alone")
+      .unsampled()  // single steps round the state at every token: recurrence_test.cc
       .letter("H", "max(Hq,max(Hk,Hv))").letter("N", "B")
       .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
       .cost<cost_recurrence>()
       .impl<ref::recurrence_forward, ref::recurrence_backward, ref::recurrence_workspace>("ref", always_available)
       LINNET_ISA_IMPLS(recurrence)
       .cuda<cuda::recurrence_forward, cuda::recurrence_backward, cuda::recurrence_workspace, cuda::recurrence_refuses>();
-  if (member.g_head) op.check<check_decay_choice<RecurrenceArgs>>();
+  if (member.g_head) op.check<check_decay_choice<RecurrenceArgs>>().grows_without({"g", "g_head"});
+  if (general(member)) op.grows_without({"g", "beta"});
   const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
   const std::string shapes[] = {"B=1 T=8192 Hq=8 Hk=Hq Hv=Hq K=128 V=K " + given,
                                 "B=1 T=8192 Hq=16 Hk=Hq Hv=Hq K=64 V=K " + given};

@@ -147,11 +147,16 @@ void clear(double* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) x[i] = 0;
 }
 
-// dx += r (dy - y (y.dy)) for y = r x, r = 1 / sqrt(sum x^2 + eps); r = 1 and no projection without the norm.
+// dx += r (dy - y (y.dy)) for y = r x, r = 1 / sqrt(sum x^2 + eps), by pairs of channels: with 1 = |y|^2 + eps r^2 the part of
+// dy along y goes without a subtraction. r = 1 and no projection without the norm.
 void add_normed(const double* y, const double* dy, double reciprocal, bool norm, int64_t width, double* dx) {
-  double dot = 0;
-  for (int64_t c = 0; norm && c < width; ++c) dot += y[c] * dy[c];
-  for (int64_t c = 0; c < width; ++c) dx[c] += reciprocal * (dy[c] - y[c] * dot);
+  for (int64_t c = 0; c < width; ++c) {
+    double across = norm ? kL2NormEpsilon * reciprocal * reciprocal * dy[c] : dy[c];
+    for (int64_t j = 0; norm && j < width; ++j) {
+      if (j != c) across += y[j] * (y[j] * dy[c] - y[c] * dy[j]);
+    }
+    dx[c] += reciprocal * across;
+  }
 }
 
 void store_sums(const View& gradient, const double* sums) {

@@ -8,7 +8,7 @@
 
 namespace linnet::LINNET_ISA {
 
-// Tensors of the call's type E or of the type T of sums (gates, write strengths).
+// Tensors of the call's type E or of the type of sums (gates, write strengths).
 template <class T, class E>
 void load_gate_rows(const View& view, const void* from, int64_t stride, int rows, int cols, T* to, int64_t ld) {
   if (dtype_size(view.dtype) == static_cast<int64_t>(sizeof(T))) {
@@ -48,7 +48,7 @@ void normalize_rows(int rows, int64_t ld, T* x, T* factor) {
   }
 }
 // to (+)= the gradient before the norm: r (dy - y (y . dy)), r = factor; without norm to (+)= dy. With 1 = |y|^2 + eps r^2 it
-// is r (eps r^2 dy + (|y|^2 dy - y (y . dy))): the bracket, where a dy along y cancels, in double.
+// is r (eps r^2 dy + (|y|^2 dy - y (y . dy))): the bracket, where a dy along y cancels, in double; with one channel it is 0.
 template <class T>
 void add_rows(int rows, int width, int64_t ld, const T* dy, const T* y, const T* factor, bool norm, bool add, T* to) {
   for (int r = 0; r < rows; ++r) {
@@ -63,7 +63,7 @@ void add_rows(int rows, int width, int64_t ld, const T* dy, const T* y, const T*
     }
     for (int64_t c = r * ld; c < r * ld + width; ++c) {
       const double d = static_cast<double>(dy[c]), along = norm ? static_cast<double>(y[c]) : 0;
-      const T result = static_cast<T>(scale * (small * d + (squares * d - along * dot)));
+      const T result = static_cast<T>(scale * (small * d + (width == 1 ? 0 : squares * d - along * dot)));
       to[c] = add ? to[c] + result : result;
     }
   }
@@ -82,7 +82,9 @@ class RecurrenceSource final : public ChunkSource<T> {
     e.V = static_cast<int>(s_.V);
     e.gate = s_.per_channel ? Gate::channel : args.g.given() || args.g_head.given() ? Gate::scalar : Gate::none;
     e.beta = args.beta.given();
-    if (args.chunk > 0 && args.chunk < kChunk) e.chunk = static_cast<int>(args.chunk);
+    // The triangular system of more rows than channels corrects the same directions over and over, by subtraction.
+    if (e.beta && e.K < 8) e.chunk = 8;
+    if (args.chunk > 0 && args.chunk < e.chunk) e.chunk = static_cast<int>(args.chunk);
     // The least common multiple of the heads that share a query, key or value head.
     int64_t share = s_.H / s_.Hq;
     while (share % (s_.H / s_.Hk) != 0) share += s_.H / s_.Hq;
