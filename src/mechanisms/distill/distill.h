@@ -8,7 +8,6 @@
 #pragma once
 
 #include "../../core/args.h"
-#include "../../core/half.h"
 
 namespace linnet {
 
@@ -130,13 +129,7 @@ LINNET_INLINE double distill_scale(const Maybe& scale, int64_t K) {  // what mul
 }
 
 // Whether one feature alone of head h counts: every key then has the same share for all queries, which get no gradient.
-LINNET_INLINE bool distill_one_feature(const View& alpha, int64_t h) {
-  int64_t count = 0;
-  for (int64_t m = 0; m < alpha.size[1]; ++m) {
-    count += load_f64(alpha.data, alpha.dtype, h * alpha.stride[0] + m * alpha.stride[1]) > 0 ? 1 : 0;
-  }
-  return count <= 1;
-}
+bool distill_one_feature(const View& alpha, int64_t h);
 
 // The teacher's output, losses and their gradients of one head; in double, tile-free, one row of scores at a time. Shared by
 // the reference and the kernels. scratch: distill_loss_scratch(args) doubles.

@@ -174,6 +174,12 @@ void gradients(const Head& r, int loss, const View& dz, const View& dalpha) {
 
 }  // namespace
 
+bool distill_one_feature(const View& alpha, int64_t h) {
+  int64_t count = 0;
+  for (int64_t m = 0; m < alpha.size[1]; ++m) count += get(alpha, h, m) > 0 ? 1 : 0;
+  return count <= 1;
+}
+
 bool distill_wants_losses(const DistillOut& out) {
   for (const View* view :
        {&out.out_softmax, &out.loss_l2, &out.loss_l2rel, &out.loss_ce, &out.loss_kl, &out.loss_mse, &out.dz_l2, &out.dz_l2rel,
