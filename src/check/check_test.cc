@@ -283,7 +283,7 @@ TEST(Sample, EveryOperator) {
   Random random(5, "operators");
   for (const Op* op : all_ops()) {
     int empty = 0, backward = 0, strided = 0;
-    for (int i = 0; i < 100; ++i) {
+    for (int i = 0; i < 400; ++i) {
       Case c;
       const Status status = sample_case(*op, random, {}, &c);
       ASSERT_TRUE(status.ok()) << status.message();

@@ -150,12 +150,12 @@ TEST(Distill, Refusals) {
   EXPECT_EQ(dof(std::nan(""), 1), "distill_dof: x[0][0] is nan, expected a finite number");
   EXPECT_EQ(dof(HUGE_VAL, 1), "distill_dof: x[0][0] is inf, expected a finite number");
   x = attention(10, 1);
-  x[4].second.set(3, -0.5);
+  x["alpha"].set(3, -0.5);
   EXPECT_EQ(refusal("distill", x), "distill: alpha[0][3] is -0.5, expected a number that is at least 0");
-  x[4].second.set(3, std::nan(""));
+  x["alpha"].set(3, std::nan(""));
   EXPECT_EQ(refusal("distill", x), "distill: alpha[0][3] is nan, expected a number that is at least 0");
-  for (int64_t m = 0; m < 6; ++m) x[4].second.set(6 + m, 0);
-  x[4].second.set(3, 1);
+  for (int64_t m = 0; m < 6; ++m) x["alpha"].set(6 + m, 0);
+  x["alpha"].set(3, 1);
   EXPECT_EQ(refusal("distill", x), "distill: alpha[1] is 0 everywhere, expected a number above 0");
   EXPECT_EQ(refusal("distill_alloc", {{"dof", constant({2, 3}, 0)}}),
             "distill_alloc: dof[0] is 0 everywhere, expected a number above 0");
@@ -163,13 +163,13 @@ TEST(Distill, Refusals) {
 
 // A feature whose weight is 0 is not there, whatever its direction, and has no gradient.
 TEST(Distill, WeightsOfZeroSwitchFeaturesOff) {
-  Inputs x = attention(20, 3), fewer = x;
-  for (int64_t h = 0; h < 2; ++h) x[4].second.set(h * 6 + 5, 0);
-  fewer[3].second = Tensor(Dtype::f64, {2, 5, 4});
-  fewer[4].second = Tensor(Dtype::f64, {2, 5});
+  Tensors x = attention(20, 3), fewer = x;
+  for (int64_t h = 0; h < 2; ++h) x["alpha"].set(h * 6 + 5, 0);
+  fewer["z"] = Tensor(Dtype::f64, {2, 5, 4});
+  fewer["alpha"] = Tensor(Dtype::f64, {2, 5});
   for (int64_t i = 0; i < 10; ++i) {
-    fewer[4].second.set(i, x[4].second.get(i / 5 * 6 + i % 5));
-    for (int64_t c = 0; c < 4; ++c) fewer[3].second.set(i * 4 + c, x[3].second.get((i / 5 * 6 + i % 5) * 4 + c));
+    fewer["alpha"].set(i, x["alpha"].get(i / 5 * 6 + i % 5));
+    for (int64_t c = 0; c < 4; ++c) fewer["z"].set(i * 4 + c, x["z"].get((i / 5 * 6 + i % 5) * 4 + c));
   }
   for (const char* causal : {"0", "1"}) {
     EXPECT_LT(rms_error(out_of("distill", x, {{"causal", causal}}), out_of("distill", fewer, {{"causal", causal}})), 1e-14);
