@@ -185,9 +185,9 @@ void gate_backward(const GateOptions& gate, const GateGradients& v, char* worker
     }
     for (int64_t h = 0; h < H; ++h) {
       V delta = X::zero(), total = X::zero();
-      T* const y = rows.y + h * ld;
+      T *const y = rows.y + h * ld, *const dy = rows.d + h * ld;
       for (int64_t c = 0; c < ld; c += X::W) {
-        const V g = X::load(rows.g + h * ld + c), d = X::load(rows.d + h * ld + c), read = X::load(y + c);
+        const V g = X::load(rows.g + h * ld + c), d = X::load(dy + c), read = X::load(y + c);
         const V a = gate.shared ? X::load(rows.sum + c) : X::load(rows.a + h * ld + c);
         const typename X::M there = X::prefix(static_cast<int>(width - c));
         if (v.delta.given()) delta = delta + select(there, d * read, X::zero());
@@ -200,9 +200,19 @@ void gate_backward(const GateOptions& gate, const GateGradients& v, char* worker
         }
         total = total + select(there, dg, X::zero());
         X::store(rows.result + c, dg);
-        X::store(y + c, add ? d : d * a);
+        X::store(dy + c, add ? d : d * a);
       }
-      if (v.dy.given()) store_row<T>(v.dy, row_at(v.dy, b, t, h), width, y);
+      if (v.dy.given()) store_row<T>(v.dy, row_at(v.dy, b, t, h), width, dy);
+      if (v.delta.given() && v.dy.dtype != kDtype<T>) {  // dy is rounded: so that dP - delta keeps its digits, delta takes that
+        delta = X::zero();
+        load_row<T>(v.dy, row_at(v.dy, b, t, h), width, dy);
+        for (int64_t c = 0; c < width; c += X::W) {
+          const V a = gate.shared ? X::load(rows.sum + c) : X::load(rows.a + h * ld + c);
+          const typename X::M there = X::prefix(static_cast<int>(width - c));
+          const V product = select(eq(a, X::zero()), X::zero(), X::load(dy + c) / a * X::load(y + c));
+          delta = delta + select(there, product, X::zero());
+        }
+      }
       if (v.delta.given()) {
         const T given = v.dlse.given() ? static_cast<const T*>(v.dlse.data)[row_at(v.dlse, b, t, h)] : T(0);
         static_cast<T*>(v.delta.data)[row_at(v.delta, b, t, h)] = given - sum(delta);
