@@ -93,6 +93,16 @@ TEST_F(Ptx, TransposedStores) {
   }
 }
 
+TEST_F(Ptx, Stores) {
+  const auto x = numbers(64 * 64, 9), got = product("store_plain", x, x, 64 * 64);
+  for (size_t i = 0; i < 64 * 64; ++i) ASSERT_EQ(got[i], x[i]) << i;
+}
+
+TEST_F(Ptx, CopiesOfBytes) {
+  const auto x = numbers(64 * 64, 10), got = product("copy_bytes", x, x, 64 * 64);
+  for (size_t i = 0; i < 64 * 64; ++i) ASSERT_EQ(got[i], 2 * x[i]) << i;
+}
+
 // [B, T, H, 128] with odd sizes and a token stride larger than its row; boxes inside, over the end and behind it.
 TEST_F(Ptx, Boxes) {
   constexpr int kB = 2, kT = 101, kH = 3, kStride = kH * 128 + 8;

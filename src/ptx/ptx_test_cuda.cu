@@ -118,6 +118,50 @@ extern "C" __global__ void __launch_bounds__(128) store_transposed(const float* 
   }
 }
 
+// out [64, 64] (f16 as float) = x [64, 64] through the accumulators' layout and stores as they are.
+extern "C" __global__ void __launch_bounds__(128) store_plain(const float* x, const float*, float* out) {
+  extern __shared__ char memory[];
+  char* tile = aligned(memory);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = 16 * warp + lane / 4;
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    uint32_t r[4];
+    for (int i = 0; i < 4; ++i) {
+      const float* at = x + (row + i % 2 * 8) * 64 + 8 * (j + i / 2) + lane % 4 * 2;
+      r[i] = pack<false>(at[0], at[1]);
+    }
+    const int to_row = 16 * warp + lane / 8 % 2 * 8 + lane % 8, column = 8 * (j + lane / 16);
+    store_matrices(shared_address(tile) + tile_byte(64, to_row, column), r[0], r[1], r[2], r[3]);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < 4096; i += 128) {
+    out[i] = __half2float(*reinterpret_cast<const __half*>(tile + tile_byte(64, i / 64, i % 64)));
+  }
+}
+
+// out [64, 64] = 2 x, through shared memory and back by copies of bytes.
+extern "C" __global__ void __launch_bounds__(128) copy_bytes(const float* x, const float*, float* out) {
+  extern __shared__ char memory[];
+  __shared__ uint64_t barrier;
+  auto* tile = reinterpret_cast<float*>(aligned(memory));
+  if (threadIdx.x == 0) {
+    barrier_init(&barrier, 1);
+    barrier_init_fence();
+    barrier_arrive_expect(&barrier, 16384);
+    load_bytes(tile, x, 16384, &barrier);
+  }
+  __syncthreads();
+  barrier_wait(&barrier, 0);
+  for (int i = threadIdx.x; i < 4096; i += 128) tile[i] *= 2;
+  fence_async_shared();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    store_bytes(out, tile, 16384);
+    wait_stores_read();
+    wait_stores();
+  }
+}
+
 // out [64, 128] = the box of a tensor [B, T, H, 128] at (t, h, b), zeros outside.
 extern "C" __global__ void __launch_bounds__(128)
     copy_box(const __grid_constant__ cuda::TensorMap map, float* out, int t, int h, int b) {

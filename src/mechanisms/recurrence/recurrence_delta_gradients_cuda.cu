@@ -30,8 +30,8 @@ struct GradientsShared {
   float queries[C], keys[C];  // dots of rows with what reaches them through the state before
   float written[C];           // and after the chunk
   float pair_rows[C], pair_columns[4][C];
-  float carried[4], total;
-  uint64_t full, state_full, dstate_full;
+  float carried[16], total;
+  uint64_t full, adjoints_full, state_full, dstate_full;
 };
 
 // Rows of an accumulator: a dot with the same rows of a tile, times factor[row], which also multiplies the accumulator.
@@ -122,6 +122,7 @@ __device__ __forceinline__ void pair_up(const Delta& delta, const Walk& w, int h
 #pragma unroll 1
   for (int part = 0; part < 2; ++part) {  // P, then A
     float d[32], p[32];
+    if (part == 1) ptx::barrier_wait(&s.adjoints_full, 0);
     ptx::wgmma_fence();
     multiply<bf16, false, false>(d, D, rows_of_tile(part == 0 ? s.dout : s.adjoints), rows_of_tile(s.residuals), false);
     if constexpr (decays) {
@@ -178,13 +179,15 @@ __device__ __forceinline__ void pair_up(const Delta& delta, const Walk& w, int h
   ptx::fence_async_shared();
 }
 
-// The sum of S_0 * dS over all elements; both tiles have one layout.
+// The sum of S_0 * dS over all elements; both tiles have one layout. By all threads, each warp its own part.
 template <bool bf16, int D>
 __device__ __forceinline__ void sum_states(GradientsShared<D>& s) {
-  const int thread = threadIdx.x % 128;
+  ptx::barrier_wait(&s.state_full, 0);
+  ptx::barrier_wait(&s.dstate_full, 0);
+  const int thread = threadIdx.x;
   float sum = 0;
-#pragma unroll 4
-  for (int i = thread; i < D * D / 8; i += 128) {
+#pragma unroll
+  for (int i = thread; i < D * D / 8; i += 512) {
     const uint4 x = reinterpret_cast<const uint4*>(s.state)[i], y = reinterpret_cast<const uint4*>(s.dstate)[i];
     const uint32_t a[4] = {x.x, x.y, x.z, x.w}, b[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
@@ -224,7 +227,9 @@ __device__ __forceinline__ void store_dg(const Delta& delta, const Walk& w, int 
   }
   reached[0] += __shfl_sync(0xffffffff, reached[1], 0);
   const float low = __shfl_sync(0xffffffff, left[0], 31);
-  const float carried = s.total * ((s.carried[0] + s.carried[1]) + (s.carried[2] + s.carried[3]));
+  float carried = s.carried[lane % 16];
+  for (int step = 1; step < 16; step *= 2) carried += __shfl_xor_sync(0xffffffff, carried, step);
+  carried *= s.total;
   const float2 g = take_numbers(ask_numbers(e.g, w, h, chunk, lane), e.g.dtype);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -285,18 +290,20 @@ __device__ void gradients(const Delta& delta) {
   constexpr int kTile = D / 64 * kPanel, kSquare = D * D * 2;
   if (threadIdx.x == 0) {
     ptx::barrier_init(&s.full, 1);
+    ptx::barrier_init(&s.adjoints_full, 1);
     ptx::barrier_init(&s.state_full, 1);
     ptx::barrier_init(&s.dstate_full, 1);
     ptx::barrier_init_fence();
     const int t = static_cast<int>(w.begin) + chunk * C, b = static_cast<int>(w.b);
-    ptx::barrier_arrive_expect(&s.full, 5 * kTile);
+    ptx::barrier_arrive_expect(&s.full, 4 * kTile);
     ptx::load_box(s.dout, &delta.dout, &s.full, 0, t, 0, h, b);
     ptx::load_bytes(s.residuals, delta.residuals + image * kTile, kTile, &s.full);
     ptx::load_box(s.q, &delta.q, &s.full, 0, t, 0, h / e.q.group, b);
     ptx::load_box(s.k, &delta.k, &s.full, 0, t, 0, h / e.k.group, b);
-    ptx::load_bytes(s.adjoints, delta.adjoints + image * kTile, kTile, &s.full);
     ptx::barrier_arrive_expect(&s.state_full, kSquare);
     ptx::load_bytes(s.state, delta.states + image * kSquare, kSquare, &s.state_full);
+    ptx::barrier_arrive_expect(&s.adjoints_full, kTile);
+    ptx::load_bytes(s.adjoints, delta.adjoints + image * kTile, kTile, &s.adjoints_full);
     ptx::barrier_arrive_expect(&s.dstate_full, kSquare);
     ptx::load_bytes(s.dstate, delta.dstates + image * kSquare, kSquare, &s.dstate_full);
   }
@@ -346,6 +353,7 @@ __device__ void gradients(const Delta& delta) {
     ptx::wgmma_wait<0>();
     ptx::hold(acc);
     scale_rows<bf16, D, decays>(acc, s.q, s.read, e.scale, nullptr, s.queries);
+    if constexpr (decays) sum_states<bf16, D>(s);
     __syncthreads();
     if (delta.dq.data == nullptr) return;
     ptx::hold(acc);
@@ -359,12 +367,14 @@ __device__ void gradients(const Delta& delta) {
     ptx::fewer_registers<112>();
     float acc[D / 2];
     ptx::barrier_wait(&s.state_full, 0);
+    ptx::barrier_wait(&s.adjoints_full, 0);
     ptx::wgmma_fence();
     multiply<bf16, false, true>(acc, D, tokens_k(s.adjoints), values_mn(s.state), false);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(acc);
     scale_rows<bf16, D, decays>(acc, s.k, s.read, -1, s.beta, s.keys);
+    if constexpr (decays) sum_states<bf16, D>(s);
     __syncthreads();
     if (delta.dk.data == nullptr) return;
     ptx::hold(acc);
@@ -388,6 +398,7 @@ __device__ void gradients(const Delta& delta) {
     ptx::wgmma_wait<0>();
     ptx::hold(acc);
     scale_rows<bf16, D, decays>(acc, s.k, s.write, 1, s.beta, s.written);
+    if constexpr (decays) sum_states<bf16, D>(s);
     __syncthreads();
     if (delta.dk.data == nullptr) return;
     ptx::hold(acc);
@@ -404,11 +415,7 @@ __device__ void gradients(const Delta& delta) {
   } else {
     ptx::more_registers<176>();
     pair_up<bf16, D, decays>(delta, w, h, chunk, rows, s);
-    if constexpr (decays) {
-      ptx::barrier_wait(&s.state_full, 0);
-      ptx::barrier_wait(&s.dstate_full, 0);
-      sum_states<bf16, D>(s);
-    }
+    if constexpr (decays) sum_states<bf16, D>(s);
     __syncthreads();
     if (decays && warp == 0 && delta.dg.data != nullptr) store_dg<D>(delta, w, h, chunk, rows, s);
     if (delta.dv.data != nullptr) store_dv<bf16, D>(delta, w, h, chunk, rows, s);

@@ -4,6 +4,7 @@ namespace linnet::cuda {
 namespace {
 
 constexpr const char *kPrepareImage = "recurrence_delta_prepare_cuda", *kWalkImage = "recurrence_delta_cuda";
+const char* walk_image(const Engine& e) { return e.q.dtype == Dtype::bf16 ? kWalkImage : "recurrence_delta_f16_cuda"; }
 
 int64_t segments_of(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kDeltaSegment - 1) / kDeltaSegment; }
 
@@ -11,6 +12,7 @@ int64_t segments_of(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kDelt
 using Names = const char* const[2][2];
 const char* name_of(const Names& names, const Engine& e) { return names[e.K == 128][e.g_width != 0]; }
 constexpr Names kPrepare = {{"prepare_64", "prepare_64_decay"}, {"prepare_128", "prepare_128_decay"}};
+constexpr Names kPrepareF16 = {{"prepare_64_f16", "prepare_64_decay_f16"}, {"prepare_128_f16", "prepare_128_decay_f16"}};
 constexpr Names kWalks = {{"delta_64", "delta_64_decay"}, {"delta_128", "delta_128_decay"}};
 constexpr Names kSummaries = {{"summary_64", "summary_64_decay"}, {"summary_128", "summary_128_decay"}};
 constexpr Names kReverse = {{"reverse_64", "reverse_64_decay"}, {"reverse_128", "reverse_128_decay"}};
@@ -33,12 +35,13 @@ bool fill(const Launch& launch, const Engine& e, const DeltaScratch& scratch, De
 void prepare(const Launch& launch, Delta& delta) {
   const Engine& e = delta.e;
   const int64_t segments = segments_of(e), heads = e.N * e.H;
-  enqueue(launch, {kPrepareImage, name_of(kPrepare, e), 128, prepare_shared_bytes(e.K)}, {delta_slots(e) * e.H}, delta);
+  const char* name = name_of(e.q.dtype == Dtype::bf16 ? kPrepare : kPrepareF16, e);
+  enqueue(launch, {kPrepareImage, name, 128, prepare_shared_bytes(e.K)}, {delta_slots(e) * e.H}, delta);
   if (segments == 1) return;
   Delta summary = delta;
   summary.phase = DeltaPhase::summary;
   summary.states = nullptr;
-  enqueue(launch, {kWalkImage, name_of(kSummaries, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {heads, segments - 1, 2},
+  enqueue(launch, {walk_image(e), name_of(kSummaries, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {heads, segments - 1, 2},
           summary);
   const int count = static_cast<int>(segments - 1);
   enqueue(launch, {kWalkImage, e.K == 128 ? "fold_128" : "fold_64", 256}, {heads, e.V / kFoldRows}, summary, count);
@@ -48,8 +51,8 @@ void prepare(const Launch& launch, Delta& delta) {
 }  // namespace
 
 bool is_delta(const Engine& e) {
-  return e.beta.data != nullptr && e.q.dtype == Dtype::bf16 && e.K == e.V && (e.K == 64 || e.K == 128) && e.g_width <= 1 &&
-         !e.reverse && !e.l2_norm && e.N > 0 && e.T > 0;
+  return e.beta.data != nullptr && (e.q.dtype == Dtype::bf16 || e.q.dtype == Dtype::f16) && e.K == e.V &&
+         (e.K == 64 || e.K == 128) && e.g_width <= 1 && !e.reverse && !e.l2_norm && e.N > 0 && e.T > 0;
 }
 
 DeltaScratch cut_delta(Arena& arena, const Engine& e, bool gradients) {
@@ -75,7 +78,7 @@ void run_delta(const Launch& launch, const Engine& e, const DeltaScratch& scratc
   Delta delta;
   if (!fill(launch, e, scratch, &delta)) return;
   prepare(launch, delta);
-  enqueue(launch, {kWalkImage, name_of(kWalks, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {e.N * e.H, segments_of(e)},
+  enqueue(launch, {walk_image(e), name_of(kWalks, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {e.N * e.H, segments_of(e)},
           delta);
 }
 
@@ -101,7 +104,7 @@ void run_delta_gradients(const Launch& launch, const Engine& e, const DeltaGradi
   delta.dbeta = gradients.dbeta;
   prepare(launch, delta);
   const int64_t heads = e.N * e.H;
-  enqueue(launch, {kWalkImage, name_of(kSummaries, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {heads, segments_of(e)},
+  enqueue(launch, {walk_image(e), name_of(kSummaries, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {heads, segments_of(e)},
           delta);
   const Kernel reverse = {"recurrence_delta_reverse_cuda", name_of(kReverse, e), tile_threads(e.V), reverse_shared_bytes(e.K)};
   const int64_t segments = segments_of(e);

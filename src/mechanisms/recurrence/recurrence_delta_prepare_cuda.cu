@@ -65,37 +65,39 @@ __device__ void invert_block(float (&x)[C][kLine], int first, int lane) {
   above = float2{0, 0};
 }
 
-// 16 x 8 tiles of sign * A B: rows of A from `a`, columns of B from `b`, 8 * kSteps of K; the tile goes to `to`. In f32 by
-// three products of tf32 halves (the fourth, low times low, is below f32's rounding).
-template <int kSteps>
-__device__ __forceinline__ void multiply_tile(const float* a, const float* b, float* to, float sign, int lane) {
-  float d[4] = {};
+// 16 x 8 tiles of sign * A B, kTiles side by side: rows of A from `a`, columns of B from `b`, 8 * kSteps of K; to `to`. In f32
+// by three products of tf32 halves (the fourth, low times low, is below f32's rounding).
+template <int kSteps, int kTiles>
+__device__ __forceinline__ void multiply_tiles(const float* a, const float* b, float* to, float sign, int lane) {
+  float d[kTiles][4] = {};
+  // The upper bits, and what they leave: exact, and the instruction cuts the rest off.
+  const auto split = [](float x, uint32_t& high, uint32_t& low) {
+    high = __float_as_uint(x) & 0xffffe000;
+    low = __float_as_uint(x - __uint_as_float(high));
+  };
 #pragma unroll 2
   for (int k = 0; k < kSteps; ++k) {
-    float x[4], y[2];
     uint32_t x_high[4], x_low[4], y_high[2], y_low[2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = a[(lane / 4 + i % 2 * 8) * kLine + 8 * k + lane % 4 + i / 2 * 4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) y[i] = b[(8 * k + lane % 4 + i * 4) * kLine + lane / 4];
-      // The upper bits, and what they leave: exact, and the instruction cuts the rest off.
-#pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x_high[i] = __float_as_uint(x[i]) & 0xffffe000;
-      x_low[i] = __float_as_uint(x[i] - __uint_as_float(x_high[i]));
+      split(a[(lane / 4 + i % 2 * 8) * kLine + 8 * k + lane % 4 + i / 2 * 4], x_high[i], x_low[i]);
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      y_high[i] = __float_as_uint(y[i]) & 0xffffe000;
-      y_low[i] = __float_as_uint(y[i] - __uint_as_float(y_high[i]));
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) split(b[(8 * k + lane % 4 + i * 4) * kLine + 8 * tile + lane / 4], y_high[i], y_low[i]);
+      ptx::mma_tf32(d[tile], x_low, y_high);
+      ptx::mma_tf32(d[tile], x_high, y_low);
+      ptx::mma_tf32(d[tile], x_high, y_high);
     }
-    ptx::mma_tf32(d, x_low, y_high);
-    ptx::mma_tf32(d, x_high, y_low);
-    ptx::mma_tf32(d, x_high, y_high);
   }
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    *reinterpret_cast<float2*>(&to[(lane / 4 + 8 * i) * kLine + lane % 4 * 2]) = float2{sign * d[2 * i], sign * d[2 * i + 1]};
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      *reinterpret_cast<float2*>(&to[(lane / 4 + 8 * i) * kLine + 8 * tile + lane % 4 * 2]) =
+          float2{sign * d[tile][2 * i], sign * d[tile][2 * i + 1]};
+    }
   }
 }
 
@@ -107,21 +109,18 @@ __device__ void invert(float (&x)[C][kLine], int thread) {
   __syncthreads();
   // Two pairs of 16, two warps each: 8 columns of 16.
   const int pair = warp / 2 * 32, part = warp % 2 * 8;
-  multiply_tile<2>(&x[pair + 16][pair], &x[pair][pair + part], &x[pair][pair + 16 + part], 1, lane);
+  multiply_tiles<2, 1>(&x[pair + 16][pair], &x[pair][pair + part], &x[pair][pair + 16 + part], 1, lane);
   __syncthreads();
-  multiply_tile<2>(&x[pair + 16][pair + 16], &x[pair][pair + 16 + part], &x[pair + 16][pair + part], -1, lane);
+  multiply_tiles<2, 1>(&x[pair + 16][pair + 16], &x[pair][pair + 16 + part], &x[pair + 16][pair + part], -1, lane);
   __syncthreads();
   // That scratch is now read as a part of X11 and X22, where it is zero.
   *reinterpret_cast<float4*>(&x[pair + thread % 64 / 4][pair + 16 + thread % 4 * 4]) = float4{0, 0, 0, 0};
   __syncthreads();
   // One pair of 32: a warp takes 16 rows x 16 columns.
   const int row = warp / 2 * 16, column = warp % 2 * 16;
-#pragma unroll 1
-  for (int c = 0; c < 16; c += 8) multiply_tile<4>(&x[32 + row][0], &x[0][column + c], &x[row][32 + column + c], 1, lane);
+  multiply_tiles<4, 2>(&x[32 + row][0], &x[0][column], &x[row][32 + column], 1, lane);
   __syncthreads();
-#pragma unroll 1
-  for (int c = 0; c < 16; c += 8)
-    multiply_tile<4>(&x[32 + row][32], &x[0][32 + column + c], &x[32 + row][column + c], -1, lane);
+  multiply_tiles<4, 2>(&x[32 + row][32], &x[0][32 + column], &x[32 + row][column], -1, lane);
   __syncthreads();
 }
 
@@ -163,6 +162,7 @@ __device__ void prepare(const Delta& delta) {
   __syncthreads();
   ptx::barrier_wait(&s.full, 0);
   const int row = warp * 16 + lane / 4;
+  const bool bounds = e.T > kLongest;  // segments ask for them
   {
     float p[32];
     const uint32_t k = ptx::shared_address(s.k);
@@ -176,7 +176,7 @@ __device__ void prepare(const Delta& delta) {
     ptx::wgmma_wait<0>();
     ptx::hold(p);
 #pragma unroll
-    for (int j = 0; j < 32; ++j) {
+    for (int j = 0; j < 32 && bounds; ++j) {
       const int r = row + (j & 2) * 4;
       if (j / 8 == warp && j / 4 * 8 + lane % 4 * 2 + (j & 1) == r) s.squares[r] = r < rows ? p[j] : 0;
     }
@@ -194,7 +194,7 @@ __device__ void prepare(const Delta& delta) {
   __syncthreads();
   invert(s.x, thread);
   // A token multiplies the norm of a state by at most exp(g) max(1, |1 - beta k^2|).
-  if (warp == 0) {
+  if (warp == 0 && bounds) {
     float bound = 0;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -247,5 +247,9 @@ LINNET_PREPARE(prepare_64, true, 64, false)
 LINNET_PREPARE(prepare_64_decay, true, 64, true)
 LINNET_PREPARE(prepare_128, true, 128, false)
 LINNET_PREPARE(prepare_128_decay, true, 128, true)
+LINNET_PREPARE(prepare_64_f16, false, 64, false)
+LINNET_PREPARE(prepare_64_decay_f16, false, 64, true)
+LINNET_PREPARE(prepare_128_f16, false, 128, false)
+LINNET_PREPARE(prepare_128_decay_f16, false, 128, true)
 
 }  // namespace linnet::cuda

@@ -1,0 +1,15 @@
+// The delta rules for f16.
+#include "mechanisms/recurrence/recurrence_delta_walk.cuh"
+
+namespace linnet::cuda {
+
+LINNET_DELTA(delta_64, false, 64, false, true)
+LINNET_DELTA(delta_64_decay, false, 64, true, true)
+LINNET_DELTA(delta_128, false, 128, false, true)
+LINNET_DELTA(delta_128_decay, false, 128, true, true)
+LINNET_DELTA(summary_64, false, 64, false, false)
+LINNET_DELTA(summary_64_decay, false, 64, true, false)
+LINNET_DELTA(summary_128, false, 128, false, false)
+LINNET_DELTA(summary_128_decay, false, 128, true, false)
+
+}  // namespace linnet::cuda
