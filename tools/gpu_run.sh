@@ -7,7 +7,7 @@ shift
 parts=${*:-tests check torch sanitizer bench}
 linnet=$folder/linnet
 export PYTHONPATH="$folder/python:$folder/peers${PYTHONPATH:+:$PYTHONPATH}"
-operators="linear recurrence decay gla delta gated_delta"  # mechanisms with CUDA kernels
+operators="linear recurrence decay gla delta gated_delta monarch"  # mechanisms with CUDA kernels
 summary=()
 failed=0
 part() {  # name command...: runs it, and remembers how it went
@@ -40,6 +40,11 @@ sanitizer() {
     sanitize $tool 'delta B=1 T=8200 Hq=1 Hk=1 Hv=1 K=64 V=64 dtype=bf16 pass=bwd impl=cuda' || code=1
     sanitize $tool 'delta_decode B=2 T=1 Hq=2 Hk=2 Hv=2 K=128 V=128 dtype=bf16 impl=cuda' || code=1
     sanitize $tool 'linear B=1 T=70 S=70 Hq=1 Hk=1 Hv=1 K=24 V=33 map=elu1 normalize=1 dtype=f32 pass=fwd impl=cuda' || code=1
+    sanitize $tool 'monarch B=1 T=256 S=256 H=1 K=64 V=64 dtype=f16 pass=fwd impl=cuda' || code=1
+    sanitize $tool 'monarch B=1 T=1000 S=1000 H=2 K=64 V=64 dtype=f16 pass=fwd impl=cuda' || code=1
+    sanitize $tool 'monarch B=1 T=300 S=300 H=1 K=24 V=33 steps=2 pad=pre dtype=f32 pass=bwd with=mask impl=cuda' || code=1
+    sanitize $tool 'monarch B=1 T=100 S=100 H=1 K=24 V=33 causal=1 dtype=bf16 pass=bwd impl=cuda' || code=1
+    sanitize $tool 'monarch_decode B=2 T=2 H=2 K=40 V=24 block=8 M=4 lengths=7 dtype=bf16 impl=cuda' || code=1
   done
   return $code
 }

@@ -38,6 +38,21 @@ def test_backward():
             close(got.grad, want.grad, tolerance)
 
 
+def test_monarch():
+    for dtype, T, tolerance in ((torch.float32, 300, 2e-6), (torch.float16, 256, 7e-4), (torch.float16, 2000, 7e-4)):
+        tensors = inputs(dtype, T=T, grad=True)
+        out = linnet.monarch(*tensors)
+        gradient = torch.randn_like(out)
+        out.backward(gradient)
+        doubles = [t.detach().double().cpu().requires_grad_() for t in tensors]
+        want = linnet.monarch(*doubles)
+        want.backward(gradient.double().cpu())
+        close(out, want.detach(), tolerance)
+        assert torch.equal(out, linnet.monarch(*tensors))
+        for got, expected in zip(tensors, doubles):
+            close(got.grad, expected.grad, 3 * tolerance)
+
+
 def test_decode_overwrites_the_state():
     q, k, v = inputs(torch.bfloat16, T=1)
     state = torch.zeros(2, 4, 64, 64, device="cuda")

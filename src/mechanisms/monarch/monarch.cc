@@ -33,6 +33,7 @@ Status check_tiled(const MonarchTiledArgs& args, const Dims&) {
 Status check_decode(const MonarchDecodeArgs& args, const Dims& dims) {
   const int64_t block = dims["block"], capacity = block * dims["M"], tokens = dims["T"];
   if (block < 1) return bad_input("monarch_decode: q_block has 0 tokens, expected at least 1");
+  if (args.lengths.device == Device::cuda) return {};  // the kernel leaves a state without room alone
   for (int64_t b = 0; b < dims["B"]; ++b) {
     const int64_t length = index_value(args.lengths, b);
     if (length + tokens <= capacity) continue;
@@ -67,7 +68,9 @@ Cost cost_decode(const MonarchDecodeArgs& args, const Dims& dims, Pass) {
                block = static_cast<double>(dims["block"]);
   double rows = 0;
   for (int64_t b = 0; b < dims["B"]; ++b) {
-    rows += block > 0 ? static_cast<double>(index_value(args.lengths, b)) / block + block : 0;
+    const double length = args.lengths.device == Device::cuda ? block * static_cast<double>(dims["M"])  // stays on the GPU
+                                                              : static_cast<double>(index_value(args.lengths, b));
+    rows += block > 0 ? length / block + block : 0;
   }
   const double tokens = static_cast<double>(dims["T"] * dims["H"]);
   return {2 * tokens * (rows * (K + V) + static_cast<double>(dims["B"]) * block * (2 * K + V)), 4 * tokens * rows * (K + V)};
@@ -104,11 +107,20 @@ const Op& monarch_op() {
           .bench("B=1 T=4096 S=T H=8 K=64 V=K steps=3 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=4096 S=T H=8 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=8 T=197 S=T H=12 K=64 V=K block=14 pad=pre steps=2 dtype=f32 pass=fwd")
+          .gpu_bench("B=256 T=256 S=T H=12 K=64 V=K dtype=f16 pass=fwd")
+          .gpu_bench("B=1|16 T=4096 S=T H=12 K=64 V=K dtype=f16 pass=fwd")
+          .gpu_bench("B=1|4 T=16384 S=T H=12 K=64 V=K dtype=f16 pass=fwd")
+          .gpu_bench("B=16 T=4096 S=T H=12 K=64 V=K dtype=bf16 pass=fwd")
+          .gpu_bench("B=16 T=4096 S=T H=6 K=128 V=K dtype=bf16 pass=fwd")
+          .gpu_bench("B=1 T=4096 S=T H=12 K=64 V=K dtype=f32 pass=fwd")
+          .gpu_bench("B=1 T=4096 S=T H=12 K=64 V=K steps=3 dtype=f16 pass=fwd")
+          .gpu_bench("B=16 T=4096 S=T H=12 K=64 V=K dtype=f16 pass=fwd+bwd")
           .compare("", "state.block=sqrt state.M=sqrt")
           .compare("3 steps", "steps=3")
           .compare("causal", "causal=1 state.block=sqrt state.M=sqrt")
           .impl<ref::monarch_forward, ref::monarch_backward, ref::monarch_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(monarch);
+          LINNET_ISA_IMPLS(monarch)
+          .cuda<cuda::monarch_forward, cuda::monarch_backward, cuda::monarch_workspace, cuda::monarch_refuses>();
   return op;
 }
 
@@ -138,7 +150,8 @@ const Op& monarch_tiled_op() {
           .bench("B=1 T=4096 S=T H=8 K=64 V=K tile_rows=32 tile_cols=32 group=0|1 dtype=f32 pass=fwd|fwd+bwd")
           .compare("tiles of 64", "tile_rows=8 tile_cols=8")
           .impl<ref::monarch_tiled_forward, ref::monarch_tiled_backward, ref::monarch_tiled_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(monarch_tiled);
+          LINNET_ISA_IMPLS(monarch_tiled)
+          .cuda<cuda::monarch_tiled_forward, cuda::monarch_tiled_backward, cuda::monarch_tiled_workspace, cuda::monarch_tiled_refuses>();
   return op;
 }
 
@@ -166,8 +179,10 @@ const Op& monarch_decode_op() {
           .largest_logit<ref::monarch_decode_largest_logit>()
           .cost<cost_decode>()
           .bench("B=1 T=1 H=32 K=128 V=K block=64 M=64 lengths=4000 dtype=f32|bf16 pass=fwd")
+          .gpu_bench("B=1|64 T=1 H=32 K=128 V=K block=64 M=64 lengths=4000 dtype=bf16 pass=fwd")
           .impl<ref::monarch_decode_forward, nullptr, ref::monarch_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(monarch_decode);
+          LINNET_ISA_IMPLS_FORWARD(monarch_decode)
+          .cuda<cuda::monarch_decode_forward, nullptr, cuda::monarch_decode_workspace, cuda::monarch_decode_refuses>();
   return op;
 }
 // clang-format on

@@ -1,0 +1,222 @@
+// Monarch attention of a whole head in one block of threads, one step, 16-bit: at most 16 blocks of at most 16 tokens.
+//
+// q, k and v of the head lie in shared memory, row (block, slot) at 16 block + slot; the 16-byte piece p of a row stands at p ^
+// ((block ^ slot) % 8), so that 8 rows of a block and 8 rows of a slot both lie in 8 groups of banks. Each of 8 warps takes two
+// blocks: it waits for its own rows alone, R = softmax(q k^T) stays in registers as the left operand, a replaces k and y
+// replaces v. Behind one barrier it takes two slots in the same way. Every tensor passes through memory once.
+#include "monarch_map.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/matrix.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/numbers.cuh"
+#include "ptx/sync.cuh"
+
+namespace linnet::cuda {
+namespace {
+
+using namespace linnet::ptx;
+
+constexpr int kSide = 16, kWarps = 8;
+constexpr float kInfinity = __builtin_huge_valf();
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+template <int D, bool bf16>
+struct Head {
+  static constexpr int kPieces = D / 8, kRow = 2 * D, kTensor = kSide * kSide * kRow, kRowsAtOnce = 32 / kPieces;
+  const MonarchProblem& g;
+  uint32_t q, k, v;  // shared addresses
+  float* lse_r;      // [slot][16]: normalisers of R
+  int b, h, lane;
+
+  // Lanes name rows and pieces in their own way; a place moves by XOR to other pieces (pieces % 8 of an even multiple of the
+  // lane's own) and by addition to rows 8 further.
+  __device__ __forceinline__ static uint32_t place(int block, int slot, int piece) {
+    return (block * kSide + slot) * kRow + ((piece ^ ((block ^ slot) & 7)) * 16);
+  }
+
+  // The rows of a block; `full`: all tokens are there and valid.
+  __device__ __forceinline__ void load_tensor(uint32_t to, const MonarchRows& x, int width, int block, int t0, bool full,
+                                              uint32_t valid) const {
+    const int row = lane / kPieces, piece = lane % kPieces;
+    const int64_t step = 2 * kRowsAtOnce * x.stride_t;
+    const char* const base = static_cast<const char*>(x.data);
+    const char* at = base + 2 * (b * x.stride_b + h * x.stride_h + (t0 + row) * x.stride_t + piece * 8);
+    const uint32_t first = to + place(block, row, piece);
+#pragma unroll
+    for (int i = 0; i < kSide / kRowsAtOnce; ++i, at += step) {
+      const uint32_t here = (first ^ (i * kRowsAtOnce % 8 * 16)) + i * kRowsAtOnce * kRow;
+      if (full) {
+        copy_16(here, at, 16);
+      } else {
+        const bool there = piece * 8 < width && (valid >> (row + i * kRowsAtOnce) & 1);
+        copy_16(here, there ? at : base, there ? 16 : 0);
+      }
+    }
+  }
+  // Returns the valid keys of the block, a bit for each.
+  __device__ __forceinline__ uint32_t load_block(int block) const {
+    const int t0 = block * g.cols - g.front, t = t0 + lane;
+    const bool there = lane < g.cols && block < g.rows && t >= 0 && t < g.T;
+    const uint32_t tokens = __ballot_sync(0xffffffffu, there);
+    const uint32_t keys = g.mask == nullptr ? tokens : __ballot_sync(0xffffffffu, there && mask_at(g, b, t));
+    const bool wide = g.K == D && g.V == D;
+    load_tensor(q, g.q, g.K, block, t0, wide && tokens == 0xffff, tokens);
+    load_tensor(k, g.k, g.K, block, t0, wide && keys == 0xffff, keys);
+    load_tensor(v, g.v, g.V, block, t0, wide && keys == 0xffff, keys);
+    copy_commit();
+    return keys;
+  }
+
+  // s = left rows . right rows. `left` is the place of row lane % 16, piece lane / 16; `right` that of row lane % 8 + lane / 16
+  // * 8, piece lane / 8 % 2.
+  __device__ __forceinline__ static void logits(float (&s)[2][4], uint32_t left, uint32_t right) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[0][i] = s[1][i] = 0;
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step) {
+      uint32_t x[4], y[4];
+      load_matrices(x, left ^ (step * 32));
+      load_matrices(y, right ^ (step * 32));
+      mma<bf16>(s[0], x, y[0], y[1]);
+      mma<bf16>(s[1], x, y[2], y[3]);
+    }
+  }
+  // `to` rows = p `from` rows times the row's factor; both are the places of row lane % 16, piece lane / 16. They may be the
+  // same.
+  __device__ __forceinline__ static void average(const uint32_t (&p)[4], const float (&by)[2], uint32_t from, uint32_t to) {
+#pragma unroll
+    for (int t = 0; t < D / 8; t += 2) {
+      uint32_t y[4];
+      float o[2][4] = {};
+      load_matrices_transposed(y, from ^ (t * 16));
+      mma<bf16>(o[0], p, y[0], y[1]);
+      mma<bf16>(o[1], p, y[2], y[3]);
+      __syncwarp();
+      store_matrices(to ^ (t * 16), pack<bf16>(o[0][0] * by[0], o[0][1] * by[0]), pack<bf16>(o[0][2] * by[1], o[0][3] * by[1]),
+                     pack<bf16>(o[1][0] * by[0], o[1][1] * by[0]), pack<bf16>(o[1][2] * by[1], o[1][3] * by[1]));
+    }
+    __syncwarp();
+  }
+  // p by = softmax of the rows of s, the largest p of a row 1, so that the heaviest weight is not rounded; lse in base 2
+  __device__ __forceinline__ static void softmax(float (&s)[2][4], uint32_t (&p)[4], float (&by)[2], float (&lse)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* const x[2] = {s[0] + 2 * half, s[1] + 2 * half};
+      float m = quad_max(fmaxf(fmaxf(x[0][0], x[0][1]), fmaxf(x[1][0], x[1][1])));
+      m = m == -kInfinity ? 0 : m;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = power_of_2(x[i / 2][i % 2] - m);
+      const float total = quad_sum((x[0][0] + x[0][1]) + (x[1][0] + x[1][1]));
+      by[half] = total == 0 ? 0 : __fdividef(1, total);
+      lse[half] = m + __log2f(total);
+      p[half] = pack<bf16>(x[0][0], x[0][1]);
+      p[half + 2] = pack<bf16>(x[1][0], x[1][1]);
+    }
+  }
+
+  __device__ __forceinline__ void block_program(int block, uint32_t keys) const {
+    if (keys == 0) {  // its rows of k and v are zero already
+      if (lane < kSide) lse_r[lane * kSide + block] = -kInfinity;
+      return;
+    }
+    const uint32_t rows = place(block, lane % 16, lane / 16);
+    float s[2][4], by[2], lse[2];
+    uint32_t r[4];
+    logits(s, q + rows, k + place(block, lane % 8 + lane / 16 * 8, lane / 8 % 2));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float& z = s[i / 4][i % 4];
+      z = keys >> (i / 4 * 8 + lane % 4 * 2 + i % 2) & 1 ? z * g.factor : -kInfinity;
+    }
+    softmax(s, r, by, lse);
+    if (lane % 4 == 0) {
+      lse_r[lane / 4 * kSide + block] = lse[0];
+      lse_r[(lane / 4 + 8) * kSide + block] = lse[1];
+    }
+    average(r, by, k + rows, k + rows);
+    average(r, by, v + rows, v + rows);
+  }
+
+  __device__ __forceinline__ void slot_program(int slot) const {
+    const uint32_t rows = place(lane % 16, slot, lane / 16);
+    float s[2][4], by[2], lse[2];
+    uint32_t p[4];
+    logits(s, q + rows, k + place(lane % 8 + lane / 16 * 8, slot, lane / 8 % 2));
+    // minus c = lse_R - the diagonal of S (monarch_tile.cuh); lane 4 r + r / 2 has those of rows r and r + 8
+    const float diagonal[2] = {lane / 4 % 2 == 0 ? s[0][0] : s[0][1], lane / 4 % 2 == 0 ? s[1][2] : s[1][3]};
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int column = lane % 4 * 2 + i;
+        const float own = __shfl_sync(0xffffffffu, diagonal[t], 4 * column + column / 2);
+        const float add = fmaf(-g.factor, own, lse_r[slot * kSide + 8 * t + column]);
+        s[t][i] = fmaf(s[t][i], g.factor, add);
+        s[t][2 + i] = fmaf(s[t][2 + i], g.factor, add);
+      }
+    }
+    softmax(s, p, by, lse);
+#pragma unroll
+    for (int half = 0; half < 2 && g.lse.data != nullptr; ++half) {
+      const int t = query_at(g, 0, lane / 4 + 8 * half, slot);
+      if (t >= 0 && lane % 4 == 0) static_cast<float*>(g.lse.data)[offset_of(g.lse, b, t, h)] = lse[half] * 0.69314718f;
+    }
+    average(p, by, v + rows, q + rows);
+    const int row = lane / kPieces, piece = lane % kPieces, t0 = row * g.cols + slot - g.front;
+    const int64_t at = b * g.out.stride_b + h * g.out.stride_h + t0 * g.out.stride_t + piece * 8;
+    const int64_t step = kRowsAtOnce * g.cols * g.out.stride_t;
+    const uint32_t from = q + place(row, slot, piece);
+#pragma unroll
+    for (int i = 0; i < kSide / kRowsAtOnce; ++i) {
+      const int l = row + i * kRowsAtOnce, t = t0 + i * kRowsAtOnce * g.cols;
+      const uint4 x = load_shared_16((from ^ (i * kRowsAtOnce % 8 * 16)) + i * kRowsAtOnce * kSide * kRow);
+      if (l < g.rows && t >= 0 && t < g.T && piece * 8 < g.V) store_out(g, at + i * step, x);
+    }
+  }
+
+  __device__ static void run(const MonarchProblem& g) {
+    extern __shared__ __align__(16) char memory[];
+    const int warp = threadIdx.x / 32;
+    char* const aligned = memory + (128 - shared_address(memory) % 128) % 128;  // places move by XOR inside of 128 bytes
+    const uint32_t start = shared_address(aligned);
+    const Head head = {g,
+                       start,
+                       start + kTensor,
+                       start + 2 * kTensor,
+                       reinterpret_cast<float*>(aligned + 3 * kTensor),
+                       static_cast<int>(blockIdx.x / g.H),
+                       static_cast<int>(blockIdx.x % g.H),
+                       static_cast<int>(threadIdx.x % 32)};
+    const uint32_t keys[2] = {head.load_block(warp), head.load_block(warp + kWarps)};
+    copy_wait<1>();
+    __syncwarp();
+    head.block_program(warp, keys[0]);
+    copy_wait<0>();
+    __syncwarp();
+    head.block_program(warp + kWarps, keys[1]);
+    __syncthreads();
+    if (warp < g.cols) head.slot_program(warp);
+    if (warp + kWarps < g.cols) head.slot_program(warp + kWarps);
+  }
+};
+
+}  // namespace
+
+#define LINNET_MONARCH_HEAD(name, D, bf16, blocks)                                                                   \
+  extern "C" __global__ void __launch_bounds__(32 * kWarps, blocks) name(const __grid_constant__ MonarchProblem g) { \
+    Head<D, bf16>::run(g);                                                                                           \
+  }
+LINNET_MONARCH_HEAD(head_f16_64, 64, false, 2)
+LINNET_MONARCH_HEAD(head_bf16_64, 64, true, 2)
+LINNET_MONARCH_HEAD(head_f16_128, 128, false, 1)
+LINNET_MONARCH_HEAD(head_bf16_128, 128, true, 1)
+
+}  // namespace linnet::cuda

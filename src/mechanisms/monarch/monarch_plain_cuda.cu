@@ -1,0 +1,318 @@
+// The plain forward programs (monarch_plain.cuh).
+#include "monarch_plain.cuh"
+
+namespace linnet::cuda {
+namespace plain {
+
+// a, c and, with values, y of block p for 16 R slots. `own`: instead, the attention of the block's queries to its keys up to
+// their own, for the causal form. Grid: units * blocks, tiles of slots.
+template <int R>
+__device__ __forceinline__ void block_forward(const MonarchProblem& g, const MonarchStep& step, const MonarchPassing& pass,
+                                              bool first, bool values, bool own, char* memory) {
+  const Program<R> x(g, memory);
+  Shared<R>& s = x.s;
+  const int p = blockIdx.x % g.blocks, j0 = blockIdx.y * x.kTile;
+  const int64_t local = blockIdx.x / g.blocks;
+  const MonarchUnitIndex u = unit_of(g, local);
+  const bool visible = is_visible(g, u.tile, p);
+  const Source q = first ? source_of(g.q, g.K) : source_of(step.mean, g.K), k = source_of(g.k, g.K), v = source_of(g.v, g.V);
+  x.list([&](int i) {
+    const int t = query_at(g, u.tile, p % g.rows, j0 + i);
+    s.left_at[0][i] = j0 + i >= g.cols ? -1
+                      : !first         ? cell(g, local, j0 + i, p) * g.K
+                      : t < 0          ? -1
+                                       : offset_of(g.q, u.b, t, u.h);
+  });
+  Scores<R> z;
+  const auto scores = [&](int i0) {
+    x.list([&](int i) {
+      const int t = visible ? valid_key_at(g, u.b, p, i0 + i) : -1;
+      s.right_at[0][i] = t < 0 ? -1 : offset_of(g.k, u.b, t, u.h);
+      s.right_at[1][i] = t < 0 ? -1 : offset_of(g.v, u.b, t, u.h);
+    });
+    clear<R>(z);
+    x.contract(z, q, s.left_at[0], k, s.right_at[0]);
+#pragma unroll
+    for (int i = 0; i < R; ++i) {
+#pragma unroll
+      for (int j = 0; j < R; ++j) {
+        const int key = x.tx + 16 * j;
+        const bool there = s.right_at[0][key] >= 0 && (!own || i0 + key <= j0 + x.ty + 16 * i);
+        z[i][j] = there ? z[i][j] * g.factor : -kInfinity;
+      }
+    }
+  };
+  Normaliser<R> normaliser;
+  const bool whole = g.cols <= x.kTile;  // one tile holds all keys
+  for (int i0 = 0; i0 < g.cols; i0 += x.kTile) {
+    scores(i0);
+    normaliser.add(z);
+  }
+  float products[R] = {};
+  const int widths[2] = {own ? 0 : g.K, values || own ? g.V : 0};
+  for (int part = 0; part < 2; ++part) {
+    for (int c0 = 0; c0 < widths[part]; c0 += kChannels) {
+      Rows<R> o;
+      clear_rows<R>(o);
+      for (int i0 = 0; i0 < g.cols; i0 += x.kTile) {
+        if (!whole) scores(i0);
+        Scores<R> w;
+#pragma unroll
+        for (int i = 0; i < R; ++i) {
+          float sum = 0;
+#pragma unroll
+          for (int j = 0; j < R; ++j) {
+            w[i][j] = exp2f(z[i][j] - normaliser.value(i));
+            if (w[i][j] > 0) sum = fmaf(w[i][j], z[i][j], sum);
+          }
+          if (part == 0 && c0 == 0) products[i] += row_sum(sum);
+        }
+        x.expand(o, w, part == 0 ? k : v, s.right_at[part], c0);
+      }
+      float* const to = own ? pass.own : part == 0 ? step.a : pass.y;
+      x.each(o, widths[part], c0, [&](int j, int c, float value) {
+        if (j0 + j >= g.cols) return;
+        const int64_t at = own ? query_cell(g, local, j0 + j, p % g.rows) : cell(g, local, j0 + j, p);
+        to[at * widths[part] + c] = value;
+      });
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < R; ++i) {
+    const int j = j0 + x.ty + 16 * i;
+    if (x.tx != 0 || j >= g.cols) continue;
+    const float lse = normaliser.value(i);
+    if (own) {
+      pass.own_lse[query_cell(g, local, j, p % g.rows)] = lse;
+    } else {
+      step.c[cell(g, local, j, p)] = lse == kInfinity ? kInfinity : products[i] - lse;
+    }
+  }
+}
+
+// out and lse of 16 R queries of slot j. Grid: units * cols, tiles of rows.
+template <int R>
+__device__ __forceinline__ void slot_forward(const MonarchProblem& g, const MonarchStep& step, const MonarchPassing& pass,
+                                             char* memory) {
+  const Program<R> x(g, memory);
+  Shared<R>& s = x.s;
+  const int slot = blockIdx.x % g.cols, l0 = blockIdx.y * x.kTile;
+  const int64_t local = blockIdx.x / g.cols;
+  const MonarchUnitIndex u = unit_of(g, local);
+  const Source q = source_of(g.q, g.K), a = source_of(step.a, g.K), y = source_of(pass.y, g.V);
+  x.list([&](int i) {
+    const int t = query_at(g, u.tile, l0 + i, slot);
+    s.left_at[0][i] = t < 0 ? -1 : offset_of(g.q, u.b, t, u.h);
+    s.left_at[1][i] = t;
+    s.left_number[0][i] = g.causal && t >= 0 ? pass.own_lse[query_cell(g, local, slot, l0 + i)] : -kInfinity;
+  });
+  Scores<R> z;
+  const auto scores = [&](int p0) {
+    x.list([&](int i) {
+      const int p = p0 + i;
+      const float c = p < g.blocks ? step.c[cell(g, local, slot, p)] : kInfinity;
+      s.right_number[0][i] = c;
+      s.right_at[0][i] = c < kInfinity ? cell(g, local, slot, p) * g.K : -1;
+      s.right_at[1][i] = c < kInfinity ? cell(g, local, slot, p) * g.V : -1;
+    });
+    clear<R>(z);
+    x.contract(z, q, s.left_at[0], a, s.right_at[0]);
+#pragma unroll
+    for (int i = 0; i < R; ++i) {
+#pragma unroll
+      for (int j = 0; j < R; ++j) {
+        const int p = x.tx + 16 * j;
+        const bool there = s.right_at[0][p] >= 0 && (!g.causal || p0 + p < l0 + x.ty + 16 * i);
+        z[i][j] = there ? fmaf(z[i][j], g.factor, -s.right_number[0][p]) : -kInfinity;
+      }
+    }
+  };
+  Normaliser<R> normaliser;
+  const bool whole = g.blocks <= x.kTile;
+  for (int p0 = 0; p0 < g.blocks; p0 += x.kTile) {
+    scores(p0);
+    normaliser.add(z);
+  }
+  float lse[R], share[R];
+#pragma unroll
+  for (int i = 0; i < R; ++i) {
+    lse[i] = normaliser.value(i), share[i] = 0;
+    if (!g.causal) continue;
+    const float mine = s.left_number[0][x.ty + 16 * i];  // the own block joins
+    if (mine == -kInfinity) continue;
+    const float m = fmaxf(mine, normaliser.m[i]);
+    lse[i] = m + log2f(exp2f(mine - m) + normaliser.total[i] * exp2f(normaliser.m[i] - m));
+    share[i] = exp2f(mine - lse[i]);
+  }
+  for (int c0 = 0; c0 < g.V; c0 += kChannels) {
+    Rows<R> o;
+    clear_rows<R>(o);
+    for (int p0 = 0; p0 < g.blocks; p0 += x.kTile) {
+      if (!whole) scores(p0);
+      Scores<R> w;
+#pragma unroll
+      for (int i = 0; i < R; ++i) {
+#pragma unroll
+        for (int j = 0; j < R; ++j) w[i][j] = exp2f(z[i][j] - lse[i]);
+      }
+      x.expand(o, w, y, s.right_at[1], c0);
+    }
+    if (g.causal) {
+#pragma unroll
+      for (int i = 0; i < R; ++i) {
+        if (s.left_at[1][x.ty + 16 * i] < 0) continue;
+#pragma unroll
+        for (int j = 0; j < kChannels / 16; ++j) {
+          const int c = c0 + x.tx + 16 * j;
+          if (c < g.V) o[i][j] += share[i] * pass.own[query_cell(g, local, slot, l0 + x.ty + 16 * i) * g.V + c];
+        }
+      }
+    }
+    x.each(o, g.V, c0, [&](int l, int c, float value) {
+      const int t = static_cast<int>(s.left_at[1][l]);
+      if (t >= 0) ptx::store(g.out.data, g.out.dtype, offset_of(g.out, u.b, t, u.h) + c, value);
+    });
+  }
+#pragma unroll
+  for (int i = 0; i < R; ++i) {
+    const int l = x.ty + 16 * i, t = static_cast<int>(s.left_at[1][l]);
+    if (x.tx != 0 || t < 0 || g.lse.data == nullptr) continue;
+    static_cast<float*>(g.lse.data)[offset_of(g.lse, u.b, t, u.h)] = lse[i] == kInfinity ? -kInfinity : lse[i] * kLn2;
+  }
+}
+
+// Between steps: lse of 16 R queries of slot j. Grid: units * cols, tiles of rows.
+template <int R>
+__device__ __forceinline__ void slot_lse(const MonarchProblem& g, const MonarchStep& step, char* memory) {
+  const Program<R> x(g, memory);
+  Shared<R>& s = x.s;
+  const int slot = blockIdx.x % g.cols, l0 = blockIdx.y * x.kTile;
+  const int64_t local = blockIdx.x / g.cols;
+  const MonarchUnitIndex u = unit_of(g, local);
+  x.list([&](int i) {
+    const int t = valid_query_at(g, u.b, u.tile, l0 + i, slot);
+    s.left_at[0][i] = t < 0 ? -1 : offset_of(g.q, u.b, t, u.h);
+  });
+  Normaliser<R> normaliser;
+  for (int p0 = 0; p0 < g.blocks; p0 += x.kTile) {
+    x.list([&](int i) {
+      const float c = p0 + i < g.blocks ? step.c[cell(g, local, slot, p0 + i)] : kInfinity;
+      s.right_number[0][i] = c;
+      s.right_at[0][i] = c < kInfinity ? cell(g, local, slot, p0 + i) * g.K : -1;
+    });
+    Scores<R> z;
+    clear<R>(z);
+    x.contract(z, source_of(g.q, g.K), s.left_at[0], source_of(step.a, g.K), s.right_at[0]);
+#pragma unroll
+    for (int i = 0; i < R; ++i) {
+#pragma unroll
+      for (int j = 0; j < R; ++j) {
+        const int p = x.tx + 16 * j;
+        z[i][j] = s.right_at[0][p] >= 0 ? fmaf(z[i][j], g.factor, -s.right_number[0][p]) : -kInfinity;
+      }
+    }
+    normaliser.add(z);
+  }
+#pragma unroll
+  for (int i = 0; i < R; ++i) {
+    const int l = l0 + x.ty + 16 * i;
+    if (x.tx == 0 && l < g.rows) step.lse[query_cell(g, local, slot, l)] = normaliser.value(i);
+  }
+}
+
+// Between steps: the means of 16 R blocks for slot j, W[p, :] = softmax_l(a_p.q_l - lse_l). Grid: units * cols, tiles of
+// blocks.
+template <int R>
+__device__ __forceinline__ void slot_means(const MonarchProblem& g, const MonarchStep& step, float* mean, char* memory) {
+  const Program<R> x(g, memory);
+  Shared<R>& s = x.s;
+  const int slot = blockIdx.x % g.cols, p0 = blockIdx.y * x.kTile;
+  const int64_t local = blockIdx.x / g.cols;
+  const MonarchUnitIndex u = unit_of(g, local);
+  const Source q = source_of(g.q, g.K), a = source_of(step.a, g.K);
+  x.list([&](int i) {
+    const int p = p0 + i;
+    const bool there = p < g.blocks && step.c[cell(g, local, slot, p)] < kInfinity;
+    s.left_at[0][i] = there ? cell(g, local, slot, p) * g.K : -1;
+  });
+  Scores<R> z;
+  const auto scores = [&](int l0) {
+    x.list([&](int i) {
+      const int t = valid_query_at(g, u.b, u.tile, l0 + i, slot);
+      s.right_at[0][i] = t < 0 ? -1 : offset_of(g.q, u.b, t, u.h);
+      s.right_number[0][i] = t < 0 ? 0 : step.lse[query_cell(g, local, slot, l0 + i)];
+    });
+    clear<R>(z);
+    x.contract(z, a, s.left_at[0], q, s.right_at[0]);
+#pragma unroll
+    for (int i = 0; i < R; ++i) {
+#pragma unroll
+      for (int j = 0; j < R; ++j) {
+        const int l = x.tx + 16 * j;
+        const bool there = s.right_at[0][l] >= 0 && s.left_at[0][x.ty + 16 * i] >= 0;
+        z[i][j] = there ? fmaf(z[i][j], g.factor, -s.right_number[0][l]) : -kInfinity;
+      }
+    }
+  };
+  Normaliser<R> normaliser;
+  const bool whole = g.rows <= x.kTile;
+  for (int l0 = 0; l0 < g.rows; l0 += x.kTile) {
+    scores(l0);
+    normaliser.add(z);
+  }
+  for (int c0 = 0; c0 < g.K; c0 += kChannels) {
+    Rows<R> o;
+    clear_rows<R>(o);
+    for (int l0 = 0; l0 < g.rows; l0 += x.kTile) {
+      if (!whole) scores(l0);
+      Scores<R> w;
+#pragma unroll
+      for (int i = 0; i < R; ++i) {
+#pragma unroll
+        for (int j = 0; j < R; ++j) w[i][j] = exp2f(z[i][j] - normaliser.value(i));
+      }
+      x.expand(o, w, q, s.right_at[0], c0);
+    }
+    x.each(o, g.K, c0, [&](int i, int c, float value) {
+      if (p0 + i < g.blocks) mean[cell(g, local, slot, p0 + i) * g.K + c] = value;
+    });
+  }
+#pragma unroll
+  for (int i = 0; i < R; ++i) {
+    const int p = p0 + x.ty + 16 * i;
+    if (x.tx == 0 && p < g.blocks) step.lse_w[cell(g, local, slot, p)] = normaliser.value(i);
+  }
+}
+
+}  // namespace plain
+
+extern __shared__ __align__(16) char memory[];
+
+#define LINNET_CALL(R) plain::block_forward<R>(g, step, pass, first != 0, values != 0, own != 0, memory)
+LINNET_MONARCH_PLAIN(block_forward,
+                     (const __grid_constant__ MonarchProblem g, const __grid_constant__ MonarchStep step,
+                      const __grid_constant__ MonarchPassing pass, int first, int values, int own),
+                     LINNET_CALL)
+#undef LINNET_CALL
+#define LINNET_CALL(R) plain::slot_forward<R>(g, step, pass, memory)
+LINNET_MONARCH_PLAIN(slot_forward,
+                     (const __grid_constant__ MonarchProblem g, const __grid_constant__ MonarchStep step,
+                      const __grid_constant__ MonarchPassing pass),
+                     LINNET_CALL)
+#undef LINNET_CALL
+#define LINNET_CALL(R) plain::slot_lse<R>(g, step, memory)
+LINNET_MONARCH_PLAIN(slot_lse, (const __grid_constant__ MonarchProblem g, const __grid_constant__ MonarchStep step),
+                     LINNET_CALL)
+#undef LINNET_CALL
+#define LINNET_CALL(R) plain::slot_means<R>(g, step, mean, memory)
+LINNET_MONARCH_PLAIN(slot_means,
+                     (const __grid_constant__ MonarchProblem g, const __grid_constant__ MonarchStep step, float* mean),
+                     LINNET_CALL)
+#undef LINNET_CALL
+
+// Zeroes the counters of the tuned kernel.
+extern "C" __global__ void __launch_bounds__(256) clear_counters(uint32_t* counters, int count) {
+  for (int i = threadIdx.x; i < count; i += 256) counters[i] = 0;
+}
+
+}  // namespace linnet::cuda

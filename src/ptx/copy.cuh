@@ -1,0 +1,30 @@
+// Copies of 16 bytes from global to shared memory that run by themselves: what rows gathered from anywhere take instead of the
+// copy engine's boxes.
+#pragma once
+
+#include <cstdint>
+
+namespace linnet::ptx {
+
+// `bytes` (0 or 16) are read, the rest of the 16 is zero; `from` must be an address of the tensor even when nothing is read.
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+// The same for what is read once: it leaves the L2 cache first.
+__device__ __forceinline__ uint64_t read_once() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from, uint32_t bytes, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(bytes), "l"(policy)
+               : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most `pending` committed groups of this thread are unfinished.
+template <int pending>
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+}  // namespace linnet::ptx
