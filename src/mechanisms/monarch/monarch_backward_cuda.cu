@@ -559,6 +559,16 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
+// Zeros: gradients of keys that no query sees.
+extern "C" __global__ void __launch_bounds__(256)
+    clear_keys(const __grid_constant__ MonarchProblem g, const __grid_constant__ MonarchRows x, int64_t count, int width) {
+  for (int64_t i = blockIdx.x * int64_t{256} + threadIdx.x; i < count; i += gridDim.x * int64_t{256}) {
+    const int c = static_cast<int>(i % width), h = static_cast<int>(i / width % g.H);
+    const int t = static_cast<int>(i / width / g.H % g.S), b = static_cast<int>(i / width / g.H / g.S);
+    ptx::store(x.data, x.dtype, offset_of(x, b, t, h) + c, 0);
+  }
+}
+
 // dq of every token of the chunk: what came through L, and what came through the first means, which were the queries.
 extern "C" __global__ void __launch_bounds__(256)
     finish_queries(const __grid_constant__ MonarchProblem g, const __grid_constant__ MonarchPassing pass, int64_t units) {

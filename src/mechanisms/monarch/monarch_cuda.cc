@@ -316,8 +316,18 @@ void forward(const MonarchGrid& g, const MonarchOut& out, const Launch& launch) 
 }
 
 void backward(const MonarchGrid& g, const MonarchGrads& grads, const Launch& launch) {
-  if (units_of(g) == 0) return;
   MonarchProblem p = problem_of(g);
+  if (units_of(g) == 0) {
+    const auto clear = [&](const View& x) {
+      if (!x.given() || x.elements() == 0) return;
+      const MonarchRows rows = rows_of(x);
+      enqueue(launch, {kBackward, "clear_keys", 256}, {Plain::grid_for(x.elements())}, p, rows, x.elements(),
+              narrow(x.size[3]));
+    };
+    clear(grads.dk);
+    clear(grads.dv);
+    return;
+  }
   p.dout = rows_of(grads.dout), p.dlse = rows_of(grads.dlse);
   p.dq = rows_of(grads.dq), p.dk = rows_of(grads.dk), p.dv = rows_of(grads.dv);
   backward_plain(launch, g, p);

@@ -96,22 +96,17 @@ struct MonarchTile {
 
   // P rows of a tile, `step` bytes apart from `from` on (which may lie before the tensor, and is not read then). `there(row)`
   // tells which rows exist, the others are zero; `full`: all do. `safe` is an address of the tensor.
-  template <bool once, class There>
+  template <class There>
   __device__ __forceinline__ void load(uint32_t to, const void* safe, const char* from, int64_t step, int width, bool full,
                                        const There& there) const {
     const int piece = thread % kPieces, row = thread / kPieces;
     const char* at = from + row * step + piece * 16;
     const int64_t stride = step * kAtOnce;
     uint32_t place_at = to + place(row, piece);
-    const uint64_t policy = once ? ptx::read_once() : 0;
     if (full) {
 #pragma unroll
       for (int i = 0; i < P / kAtOnce; ++i, at += stride, place_at += kAtOnce * ptx::kRowBytes) {
-        if constexpr (once) {
-          ptx::copy_16(place_at, at, 16, policy);
-        } else {
-          ptx::copy_16(place_at, at, 16);
-        }
+        ptx::copy_16(place_at, at, 16);
       }
     } else {
 #pragma unroll
@@ -247,10 +242,10 @@ struct MonarchTile {
     const bool whole = g.cols == P && t0 >= 0 && t0 + P <= g.T, full = whole && g.mask == nullptr;
     const auto there = [&](int i) { return i < g.cols && t0 + i >= 0 && t0 + i < g.T; };
     const auto valid = [&](int i) { return there(i) && mask_at(g, b, static_cast<int>(t0) + i); };
-    load<false>(q, g.q.data, row_of(g.q, t0), 2 * g.q.stride_t, g.K, whole && g.K == D, there);
-    load<true>(k, g.k.data, row_of(g.k, t0), 2 * g.k.stride_t, g.K, full && g.K == D, valid);
+    load(q, g.q.data, row_of(g.q, t0), 2 * g.q.stride_t, g.K, whole && g.K == D, there);
+    load(k, g.k.data, row_of(g.k, t0), 2 * g.k.stride_t, g.K, full && g.K == D, valid);
     ptx::copy_commit();
-    load<true>(v, g.v.data, row_of(g.v, t0), 2 * g.v.stride_t, g.V, full && g.V == D, valid);
+    load(v, g.v.data, row_of(g.v, t0), 2 * g.v.stride_t, g.V, full && g.V == D, valid);
     ptx::copy_commit();
     if (!full && thread < P) bias[thread] = valid(thread) ? 0 : -kInfinity;
     ptx::copy_wait<1>();
@@ -290,14 +285,14 @@ struct MonarchTile {
   __device__ __forceinline__ void ask_queries(int slot) const {
     const int64_t t0 = slot - g.front, last = t0 + static_cast<int64_t>(P - 1) * g.cols;
     const bool full = g.rows == P && t0 >= 0 && last < g.T && g.K == D;
-    load<true>(q, g.q.data, row_of(g.q, t0), 2 * g.q.stride_t * g.cols, g.K, full,
-               [&](int l) { return query_at(g, 0, l, slot) >= 0; });
+    load(q, g.q.data, row_of(g.q, t0), 2 * g.q.stride_t * g.cols, g.K, full,
+         [&](int l) { return query_at(g, 0, l, slot) >= 0; });
   }
   __device__ __forceinline__ void slot_program(int slot, const char* ay, const float* lse_r) const {
     const auto there = [&](int p) { return p < g.blocks; };
-    load<false>(k, ay, ay, 4 * D, D, g.blocks == P, there);
+    load(k, ay, ay, 4 * D, D, g.blocks == P, there);
     ptx::copy_commit();
-    load<false>(v, ay, ay + 2 * D, 4 * D, D, g.blocks == P, there);
+    load(v, ay, ay + 2 * D, 4 * D, D, g.blocks == P, there);
     ptx::copy_commit();
     if (thread < P) bias[thread] = thread < g.blocks ? __ldcg(lse_r + thread) : -kInfinity;
     ptx::copy_wait<1>();
