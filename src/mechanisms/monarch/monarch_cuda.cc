@@ -63,18 +63,18 @@ TileShape tile_shape(const MonarchGrid& g) {
   if (padded_width(g) == 64) return {side, side == 64 ? 5 : 2};
   return {side, side == 64 ? 4 : 1};
 }
-// Chunks of heads: enough programs that those of `lag` chunks fill the machine, so that slots seldom wait for blocks. By the
-// shape alone; an H200 has 132 multiprocessors.
+// Chunks of heads: `lag` of them hold some more programs than run at a time, so that slots seldom wait for blocks, and no more
+// than that, so that the ring stays in the L2 cache. By the shape alone: for the 132 multiprocessors of an H200.
 MonarchRing ring_of(const MonarchGrid& g) {
-  constexpr int64_t kMultiprocessors = 132;
-  const int64_t heads = g.B * g.H, programs = g.rows + g.cols, resident = kMultiprocessors * tile_shape(g).resident;
+  const int64_t heads = g.B * g.H, programs = g.rows + g.cols, ahead = 132 * tile_shape(g).resident * 23 / 20;
   MonarchRing ring;
   ring.units = static_cast<uint32_t>(heads);
-  const int64_t wanted = (resident / 2 + programs - 1) / programs;
+  const int64_t wanted = (ahead / 3 + programs - 1) / programs;
   ring.heads = narrow(wanted < 1 ? 1 : wanted > heads ? heads : wanted);
   ring.chunks = narrow((heads + ring.heads - 1) / ring.heads);
-  ring.lag = ring.chunks < 3 ? ring.chunks : 3;
-  ring.ring = ring.chunks < ring.lag + 3 ? ring.chunks : ring.lag + 3;
+  const int64_t lag = (ahead + ring.heads * programs - 1) / (ring.heads * programs);
+  ring.lag = narrow(lag < ring.chunks ? lag : ring.chunks);
+  ring.ring = narrow(2 * lag < ring.chunks ? 2 * lag : ring.chunks);
   return ring;
 }
 void cut_ring(Arena& arena, const MonarchGrid& g, MonarchRing* ring) {
