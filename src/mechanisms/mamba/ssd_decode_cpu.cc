@@ -41,7 +41,11 @@ void decode_head(const SsdDecodeArgs& args, const SsdDecodeOut& out, int64_t b, 
     const T raw = bias + number<T>(args.dt, b * args.dt.stride[0] + t * args.dt.stride[1] + h * args.dt.stride[2]);
     const V delta = min(X::broadcast(high), max(X::broadcast(low), softplus(X::broadcast(raw))));
     const V g = select(eq(delta, X::zero()), X::zero(), delta * X::broadcast(rate));
-    for (int64_t c = 0; c < ldk; c += X::W) state_factors<T>(g, r.factor + c, r.keep + c);
+    state_factors<T>(g, r.factor, r.keep);
+    for (int64_t c = X::W; c < ldk; c += X::W) {
+      X::store(r.factor + c, X::load(r.factor));
+      X::store(r.keep + c, X::load(r.keep));
+    }
     for (int64_t j = 0; j < ldv; j += X::W) X::store(r.v + j, delta * X::load(r.x + j));
     decode_gated_step<T>(K, width, args.state.at<T>(b, h), args.state.stride[2], r.factor, r.keep, r.k, r.q, r.v, r.o);
     for (int j = 0; j < width; j += X::W) {

@@ -55,6 +55,7 @@ class MetalaSource final : public ChunkSource<T> {
   void end(int64_t n, int64_t h, const StateShape<T>& shape_of, const T* state) const override {
     store_state(out_.final_state, n, h, shape_of, state);
   }
+  bool store_reads_rows() const override { return true; }
   void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const override {
     const Sequence seq = sequence(n);
     const int width = this->shape.V;

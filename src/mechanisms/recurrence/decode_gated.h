@@ -17,63 +17,72 @@ LINNET_INLINE typename Vec<T>::V load_lanes(const T* p, bool cut, int lanes) {
   return cut ? X::load_mask(p, X::prefix(lanes), lanes) : X::load(p);
 }
 
-// y [J, padded] = S^T x; N vectors wide, of the last one only `lanes` columns exist.
-template <int N, class T>
+// y [J, padded] = S^T x; N vectors wide, kCut: of the last one only `lanes` columns exist.
+template <int N, bool kCut, class T>
 void decode_read(int I, int lanes, const T* state, int64_t pitch, const T* x, T* y) {
   using X = Vec<T>;
   using V = typename X::V;
   V sums[N] = {};
-  const bool cut = lanes < X::W;
   for (int i = 0; i < I; ++i, state += pitch) {
     const V xi = X::broadcast(x[i]);
 #pragma GCC unroll 8
-    for (int j = 0; j < N - 1; ++j) sums[j] = fma(xi, X::load(state + j * X::W), sums[j]);
-    sums[N - 1] = fma(xi, load_lanes(state + (N - 1) * X::W, cut, lanes), sums[N - 1]);
+    for (int j = 0; j < N; ++j) {
+      sums[j] = fma(xi, load_lanes(state + j * X::W, kCut && j == N - 1, lanes), sums[j]);
+    }
   }
 #pragma GCC unroll 8
   for (int j = 0; j < N; ++j) X::store(y + j * X::W, sums[j]);
 }
 
+// One row: s = keep s + (f s + k u), o += q s. A sum runs beside multiplications; a third one does not: keep is 1 or 0.
+template <int N, bool kCut, bool kKeeps, class T, class V>
+LINNET_INLINE void decode_row(int lanes, T* state, V f, V k, V q, const V (&us)[N], V (&os)[N]) {
+  using X = Vec<T>;
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) {
+    const bool cut = kCut && j == N - 1;
+    const V before = load_lanes(state + j * X::W, cut, lanes);
+    V after = fma(f, before, k * us[j]);
+    if constexpr (kKeeps) after = before + after;
+    os[j] = fma(q, after, os[j]);
+    if (cut) {
+      X::store_mask(state + j * X::W, after, X::prefix(lanes), lanes);
+    } else {
+      X::store(state + j * X::W, after);
+    }
+  }
+}
+
 // S = keep S + (factor S + k u^T), o = S^T q.
-template <int N, class T>
+template <int N, bool kCut, class T>
 void decode_write(int I, int lanes, T* state, int64_t pitch, const T* factor, const T* keep, const T* k, const T* q, const T* u,
                   T* o) {
   using X = Vec<T>;
   using V = typename X::V;
   V us[N], os[N] = {};
-  const bool cut = lanes < X::W;
-  const typename X::M mask = X::prefix(lanes);
 #pragma GCC unroll 8
   for (int j = 0; j < N; ++j) us[j] = X::load(u + j * X::W);
   for (int i = 0; i < I; ++i, state += pitch) {
     const V ki = X::broadcast(k[i]), qi = X::broadcast(q[i]), f = X::broadcast(factor[i]);
-    const bool keeps = keep[i] != 0;  // a sum runs beside multiplications; a third one does not
-#pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) {
-      const bool last = j == N - 1;
-      const V before = last ? load_lanes(state + j * X::W, cut, lanes) : X::load(state + j * X::W);
-      V after = fma(f, before, ki * us[j]);
-      if (keeps) after = before + after;
-      os[j] = fma(qi, after, os[j]);
-      if (last && cut) {
-        X::store_mask(state + j * X::W, after, mask, lanes);
-      } else {
-        X::store(state + j * X::W, after);
-      }
+    if (keep[i] != 0) {
+      decode_row<N, kCut, true>(lanes, state, f, ki, qi, us, os);
+    } else {
+      decode_row<N, kCut, false>(lanes, state, f, ki, qi, us, os);
     }
   }
 #pragma GCC unroll 8
   for (int j = 0; j < N; ++j) X::store(o + j * X::W, os[j]);
 }
 
-// Calls body<N>(first column, lanes of the last vector) for slices of at most kDecodeVectors vectors.
+// Calls body<N, kCut>(first column, lanes of the last vector) for slices of at most kDecodeVectors vectors.
 template <int N, class T, class Body>
 LINNET_INLINE void decode_slice(int width, int at, const Body& body) {
   constexpr int W = Vec<T>::W;
   if constexpr (N > 1) {
     if (width <= (N - 1) * W) return decode_slice<N - 1, T>(width, at, body);
   }
-  body.template operator()<N>(at, width - (N - 1) * W);
+  if (width == N * W) return body.template operator()<N, false>(at, W);
+  body.template operator()<N, true>(at, width - (N - 1) * W);
 }
 template <class T, class Body>
 LINNET_INLINE void decode_slices(int J, const Body& body) {
@@ -83,13 +92,15 @@ LINNET_INLINE void decode_slices(int J, const Body& body) {
 
 template <class T>
 void decode_read(int I, int J, const T* state, int64_t pitch, const T* x, T* y) {
-  decode_slices<T>(J, [&]<int N>(int at, int lanes) { decode_read<N>(I, lanes, state + at, pitch, x, y + at); });
+  decode_slices<T>(J,
+                   [&]<int N, bool kCut>(int at, int lanes) { decode_read<N, kCut>(I, lanes, state + at, pitch, x, y + at); });
 }
 template <class T>
 void decode_gated_step(int I, int J, T* state, int64_t pitch, const T* factor, const T* keep, const T* k, const T* q,
                        const T* u, T* o) {
-  decode_slices<T>(
-      J, [&]<int N>(int at, int lanes) { decode_write<N>(I, lanes, state + at, pitch, factor, keep, k, q, u + at, o + at); });
+  decode_slices<T>(J, [&]<int N, bool kCut>(int at, int lanes) {
+    decode_write<N, kCut>(I, lanes, state + at, pitch, factor, keep, k, q, u + at, o + at);
+  });
 }
 
 }  // namespace linnet::LINNET_ISA

@@ -70,13 +70,14 @@ class ChunkSource {
   virtual int64_t tokens(int64_t n) const = 0;
   virtual int64_t spare_elements() const { return 0; }
   virtual int64_t shared_elements() const { return 0; }
+  virtual bool store_reads_rows() const { return false; }  // store() reads k or q of the tiles
   virtual void load(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c) const = 0;
   // What load and store will touch next, so that it is fetched meanwhile.
   virtual void ahead(int64_t, int64_t, int64_t, int, Ahead*) const {}
   // The state before the first token and after the last, in panels (StateShape).
   virtual void begin(int64_t n, int64_t h, const StateShape<T>& shape_of, T* state) const = 0;
   virtual void end(int64_t n, int64_t h, const StateShape<T>& shape_of, const T* state) const = 0;
-  // o [rows, ldv] = S_t^T q_t, to be scaled and stored; the tiles are those of load(), v no longer.
+  // o [rows, ldv] = S_t^T q_t, to be scaled and stored; of the tiles of load() spare is left, k and q if store_reads_rows().
   virtual void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const = 0;
 
   // Backward. load_dout: the gradient of o [rows, ldv] (scale folded in), the tiles as load() left them. gradients: takes

@@ -72,6 +72,26 @@ struct ChunkScratch {
     c.ahead = arena.take<Ahead>(1);
     return c;
   }
+  // The same with memory of its own for what the walk over the columns and store() read: the rest is the worker's.
+  LINNET_INLINE ChunkScratch kept(Arena& arena, const EngineShape& s, int64_t spare_elements, bool rows_too) const {
+    ChunkScratch c = *this;
+    c.kqp = arena.take<T>(2 * kChunk * ldk);
+    if (s.gate == Gate::none) {
+      c.kq = c.kqp;
+    } else if (rows_too) {
+      c.kq = arena.take<T>(2 * kChunk * ldk);
+    }
+    c.v = arena.take<T>(kChunk * ldv);
+    c.r = arena.take<T>(2 * kChunk * ldv);
+    c.kt = arena.take<T>(static_cast<int64_t>(s.K) * kChunk);
+    c.p = arena.take<T>(kChunk * kChunk);
+    c.solve = arena.take<T>(kChunk * kChunk);
+    c.beta = arena.take<T>(kChunk);
+    c.factor = arena.take<T>(ldk);
+    c.keep = arena.take<T>(ldk);
+    c.spare = arena.take<T>(spare_elements);
+    return c;
+  }
   LINNET_INLINE ChunkTiles<T> tiles(int rows, bool queries) const {
     return {ldk, ldv, queries ? kq + rows * ldk : nullptr, kq, v, g, beta, spare, shared};
   }

@@ -123,7 +123,7 @@ Op declare_recurrence(const RecurrenceMember& member) {
         .gpu_bench("B=16 T=2048 Hq=32 Hk=Hq Hv=Hq K=64 V=K " + last);
   }
   op.bench(shapes[0] + "dtype=bf16 pass=fwd|fwd+bwd")
-      .bench("B=1 T=65536 Hq=1 Hk=1 Hv=1 K=128 V=K " + given + "dtype=f32 pass=fwd")
+      .bench("B=1 T=65536 Hq=1 Hk=1 Hv=1 K=128 V=K " + given + "dtype=f32 pass=fwd|fwd+bwd")
       .bench("B=4 T=200 Hq=4 Hk=4 Hv=4 K=64 V=K " + given + "dtype=f32 pass=fwd|fwd+bwd");
   if (!general(member)) {  // half-lives of 23 tokens; the scale of a read that averages
     const std::string words = std::string(member.beta ? "l2_norm=1 beta=0.5 scale=1" : "q=unit@q k=unit@k scale=0.03") +
@@ -169,9 +169,9 @@ Op declare_recurrence_decode(const RecurrenceMember& member) {
   if (member.g_head) op.check<check_decay_choice<RecurrenceDecodeArgs>>();
   const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
   op.gpu_bench("B=16|256 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "dtype=bf16 pass=fwd");
-  op.bench("B=1|64 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "dtype=f32 pass=fwd");
+  op.bench("B=1|4|16|64 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "dtype=f32 pass=fwd");
   if (member.decay == Decay::either) {
-    op.bench("B=1|64 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "other=g dtype=f32 pass=fwd");
+    op.bench("B=1|4|16|64 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "other=g dtype=f32 pass=fwd");
   }
   return op;
 }

@@ -37,6 +37,7 @@ void decode_head(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& ou
   T* state = args.state.at<T>(b, h);
   const int64_t pitch = args.state.stride[2];
   const T scale = static_cast<T>(s.scale);
+  const bool gated = args.g.given() || args.g_head.given();
   for (int64_t t = 0; t < s.T; ++t) {
     load_tile<T>(args.q.at<const E>(b, t, s.q_head(h)), 0, 1, K, r.q, ldk);
     load_tile<T>(args.k.at<const E>(b, t, s.k_head(h)), 0, 1, K, r.k, ldk);
@@ -48,25 +49,30 @@ void decode_head(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& ou
     }
     if (s.per_channel) {
       load_gate_rows<T, E>(args.g, element_address(args.g, b, t, h), 0, 1, K, r.g, ldk);
-    } else {
-      T g = 0;
-      if (args.g.given()) g = scalar_element<T>(args.g, b, t, h);
-      if (args.g_head.given()) g = static_cast<T>(load_f64(args.g_head.data, args.g_head.dtype, h * args.g_head.stride[0]));
-      for (int64_t c = 0; c < ldk; c += X::W) X::store(r.g + c, X::broadcast(g));
-    }
-    for (int64_t c = 0; c < ldk; c += X::W) {
-      const typename X::V g = X::load(r.g + c);
-      state_factors<T>(g, r.factor + c, r.keep + c);
-      X::store(r.x + c, exp(g) * X::load(r.k + c));
+      for (int64_t c = 0; c < ldk; c += X::W) {
+        const typename X::V g = X::load(r.g + c);
+        state_factors<T>(g, r.factor + c, r.keep + c);
+        if (args.beta.given()) X::store(r.x + c, exp(g) * X::load(r.k + c));
+      }
+    } else if (gated) {
+      const T g = args.g.given() ? scalar_element<T>(args.g, b, t, h)
+                                 : static_cast<T>(load_f64(args.g_head.data, args.g_head.dtype, h * args.g_head.stride[0]));
+      state_factors<T>(X::broadcast(g), r.factor, r.keep);
+      const typename X::V factor = X::load(r.factor), keep = X::load(r.keep), a = exp(X::broadcast(g));
+      for (int64_t c = 0; c < ldk; c += X::W) {
+        X::store(r.factor + c, factor);
+        X::store(r.keep + c, keep);
+        if (args.beta.given()) X::store(r.x + c, a * X::load(r.k + c));
+      }
     }
     if (args.beta.given()) {
       const T beta = (args.double_beta ? 2 : 1) * scalar_element<T>(args.beta, b, t, h);
-      decode_read<T>(K, V, state, pitch, r.x, r.y);
+      decode_read<T>(K, V, state, pitch, gated ? r.x : r.k, r.y);
       for (int64_t j = 0; j < ldv; j += X::W) {
         X::store(r.v + j, X::broadcast(beta) * (X::load(r.v + j) - X::load(r.y + j)));
       }
     }
-    if (args.g.given() || args.g_head.given()) {
+    if (gated) {
       decode_gated_step<T>(K, V, state, pitch, r.factor, r.keep, r.k, r.q, r.v, r.o);
     } else {
       decode_step<false>(K, V, state, pitch, state, 0, r.k, r.q, r.v, r.o);
