@@ -103,16 +103,29 @@ struct Sizes {
 void discretise(const H3DecodeArgs& args, int64_t h, const Sizes& s, double* rows, const Table& table) {
   const int64_t ldm = s.ld / 2;
   double *re = rows, *im = rows + ldm, *br = rows + 2 * ldm, *bi = rows + 3 * ldm, *cr = rows + 4 * ldm, *ci = rows + 5 * ldm;
-  for (int64_t m = 0; m < ldm; ++m) re[m] = im[m] = br[m] = bi[m] = cr[m] = ci[m] = 0;
-  for (int64_t m = 0; m < s.M; ++m) {
-    cr[m] = element(args.c, h, m, 0), ci[m] = element(args.c, h, m, 1);
-    if (args.disc == H3Disc::zoh) {
+  for (int64_t i = 0; i < 6 * ldm; ++i) rows[i] = 0;
+  // M numbers of head h, in whatever type they have
+  const auto take = [&](const View& view, int64_t side, double* to) {
+    const int64_t step = view.stride[1], first = h * view.stride[0] + (view.rank == 3 ? side * view.stride[2] : 0);
+    if (view.dtype == Dtype::f32) {
+      const float* from = static_cast<const float*>(view.data) + first;
+      for (int64_t m = 0; m < s.M; ++m) to[m] = static_cast<double>(from[m * step]);
+    } else {
+      for (int64_t m = 0; m < s.M; ++m) to[m] = load_f64(view.data, view.dtype, first + m * step);
+    }
+  };
+  take(args.c, 0, cr);
+  take(args.c, 1, ci);
+  if (args.disc == H3Disc::zoh) {
+    for (int64_t m = 0; m < s.M; ++m) {
       const H3Pair p = h3_pair(args, h, m);
       re[m] = p.a.re, im[m] = p.a.im, br[m] = p.bd.re, bi[m] = p.bd.im;
-    } else {
-      re[m] = element(args.log_neg_re, h, m), im[m] = element(args.imag, h, m);
-      br[m] = element(args.b, h, m, 0), bi[m] = element(args.b, h, m, 1);
     }
+  } else {
+    take(args.log_neg_re, 0, re);
+    take(args.imag, 0, im);
+    take(args.b, 0, br);
+    take(args.b, 1, bi);
   }
   const vd dt = D::broadcast(__builtin_exp(element(args.log_dt, h))), one = D::broadcast(1), half = 0.5 * dt;
   for (int64_t m = 0; m < ldm; m += D::W) {

@@ -1,8 +1,8 @@
 // The selective scan on the vector units: channels in the lanes, the state of 64 channels in L1, 32 tokens at a time.
 //
 // Forward, per task (sequence, block of 64 channels): softplus and delta x of 32 tokens to scratch, then for each vector of
-// channels token after token, state element after state element; the exponential is most of the work. In f32 the forward keeps
-// its state and the read in double: thousands of steps near 1 add up their roundings, and the read C.h may cancel. Backward:
+// channels token after token, state element after state element; the exponential is most of the work. In f32 the forward of
+// more than 64 tokens carries what each step's sum loses into the next, the shorter keeps state and read in double. Backward:
 // the states before every 32 tokens are kept on the way up; on the way down each span's states and factors are computed again
 // into L2 and walked backward. Sums over channels (dB, dC) are left as one number per block and added in order; sums over
 // tokens (dA, dD, ddt_bias) run in f32 inside a span and in double beyond it.
@@ -12,6 +12,7 @@ namespace linnet::LINNET_ISA {
 namespace {
 
 constexpr int kSpan = 32;
+constexpr int64_t kShort = 64;
 constexpr int kBlock = kScanBlock;
 
 template <class T>
@@ -20,7 +21,8 @@ struct Block {
   int width, K;
   int64_t ldk;
   T *A, *h;          // [K, 64]
-  double* wide;      // [K, 64]: h of the forward in f32
+  T* low;            // [K, 64]: what h lost by rounding (forward of long sequences)
+  double* wide;      // [K, 64]: h of short sequences in f32
   T *bias, *skip;    // [64]
   T *delta, *v, *y;  // [span, 64]: step, delta x, output
   T *in, *out;       // [span, ldk]: B, C
@@ -31,6 +33,7 @@ struct Block {
     r.ldk = round_up<T>(K);
     r.A = arena.take<T>(K * kBlock);
     r.h = arena.take<T>(K * kBlock);
+    r.low = arena.take<T>(K * kBlock);
     r.wide = arena.take<double>(sizeof(T) == 4 ? K * kBlock : 0);
     r.bias = arena.take<T>(kBlock);
     r.skip = arena.take<T>(kBlock);
@@ -78,8 +81,9 @@ void load_span(const SelectiveScanArgs& args, const Block<T>& r, int64_t t, int 
   load_tile<T>(out.at<const E>(r.b, t, r.group), out.stride[1], rows, r.K, r.out, r.ldk);
 }
 
-// h over the span. kRead: y = C.h. kKeep: states before each token [span + 1, K, 64] and factors [span, K, 64].
-template <bool kRead, bool kKeep, class T>
+// h over the span. kRead: y = C.h. kKeep: states before each token [span + 1, K, 64] and factors [span, K, 64]. kExact: what
+// each sum h + (expm1(g) h + b) loses joins the next b, so that thousands of steps near 1 do not add up their roundings.
+template <bool kRead, bool kKeep, bool kExact, class T>
 void scan_span(const Block<T>& r, int rows, T* states, T* factors) {
   using X = Vec<T>;
   using V = typename X::V;
@@ -98,7 +102,14 @@ void scan_span(const Block<T>& r, int rows, T* states, T* factors) {
           X::store(states + i * step + at, h);
           X::store(factors + i * step + at, f.value);
         }
-        h = advance(f.value, f.near, h, X::broadcast(in[n]) * v);
+        if constexpr (kExact) {
+          const V base = select(f.near, h, X::zero()),
+                  change = fma(f.value, h, fma(X::broadcast(in[n]), v, X::load(r.low + at)));
+          h = base + change;
+          X::store(r.low + at, change - (h - base));
+        } else {
+          h = advance(f.value, f.near, h, X::broadcast(in[n]) * v);
+        }
         X::store(r.h + at, h);
         if constexpr (kRead) {
           const V next = fma(X::broadcast(out[n]), h, y[0]);
@@ -113,7 +124,7 @@ void scan_span(const Block<T>& r, int rows, T* states, T* factors) {
   }
 }
 
-// The same for the forward in f32, h and y in double.
+// The same for short sequences in f32, h and y in double: few tokens may all have a read C.h that cancels.
 inline void scan_span_wide(const Block<float>& r, int rows) {
   using X = Vec<float>;
   for (int c = 0; c < r.width; c += X::W) {
@@ -125,13 +136,12 @@ inline void scan_span_wide(const Block<float>& r, int rows) {
       Wide y = {}, next_y = {};  // two sums in turn
       for (int n = 0; n < r.K; ++n) {
         const int64_t at = n * kBlock + c;
-        const Factor<vf> f = factor_of(delta * X::load(r.A + at));
-        const Wide value = widen(f.value), base = widen(select(f.near, X::broadcast(1), X::zero()));
+        const Wide factor = widen(factor_of(delta * X::load(r.A + at)));
         const vd b = Vec<double>::broadcast(static_cast<double>(in[n])),
                  o = Vec<double>::broadcast(static_cast<double>(out[n]));
         double* h = r.wide + at;
-        const vd low = fma(value.low + base.low, Vec<double>::load(h), b * v.low);
-        const vd high = fma(value.high + base.high, Vec<double>::load(h + X::W / 2), b * v.high);
+        const vd low = fma(factor.low, Vec<double>::load(h), b * v.low);
+        const vd high = fma(factor.high, Vec<double>::load(h + X::W / 2), b * v.high);
         Vec<double>::store(h, low);
         Vec<double>::store(h + X::W / 2, high);
         const Wide sum_of = {fma(o, low, y.low), fma(o, high, y.high)};
@@ -169,24 +179,22 @@ struct Forward {
       r.b = at.b;
       r.begin(args, blocks, task % blocks.count);
       r.load_state(args.initial_state, n, r.h);
-      if constexpr (sizeof(T) == 4) {
-        for (int64_t j = 0; j < K * kBlock; ++j) r.wide[j] = static_cast<double>(r.h[j]);
-      }
+      const bool wide = sizeof(T) == 4 && at.length() <= kShort;
+      for (int64_t j = 0; j < K * kBlock; ++j) r.low[j] = 0;
+      for (int64_t j = 0; wide && j < K * kBlock; ++j) r.wide[j] = static_cast<double>(r.h[j]);
       for (int64_t t = at.begin; t < at.end; t += kSpan) {
         const int rows = span_rows(t, at.end);
         load_span<T, E>(args, r, t, rows);
-        if constexpr (sizeof(T) == 4) {
-          scan_span_wide(r, rows);
+        if (wide) {
+          if constexpr (sizeof(T) == 4) scan_span_wide(r, rows);
         } else {
-          scan_span<true, false, T>(r, rows, nullptr, nullptr);
+          scan_span<true, false, sizeof(T) == 4, T>(r, rows, nullptr, nullptr);
         }
         for (int i = 0; i < rows; ++i) {
           store_output<T, E>(args, out.out, r.b, t + i, r.first, r.width, r.y + i * kBlock, r.skip);
         }
       }
-      if constexpr (sizeof(T) == 4) {
-        for (int64_t j = 0; j < K * kBlock; ++j) r.h[j] = static_cast<float>(r.wide[j]);
-      }
+      for (int64_t j = 0; wide && j < K * kBlock; ++j) r.h[j] = static_cast<T>(r.wide[j]);
       r.store_state(out.final_state, n, r.h);
     });
   }
@@ -359,7 +367,7 @@ struct Backward {
       __builtin_memcpy(w.kept + span * step, r.h, static_cast<size_t>(step) * sizeof(T));
       if (span + 1 == spans) break;
       load_span<T, E>(args, r, t, kSpan);
-      scan_span<false, false, T>(r, kSpan, nullptr, nullptr);
+      scan_span<false, false, false, T>(r, kSpan, nullptr, nullptr);
     }
     r.load_state(grads.dfinal_state, n, w.R);
     clear(w.next, step);
@@ -369,7 +377,7 @@ struct Backward {
       const int count = span_rows(t, at.end);
       __builtin_memcpy(r.h, w.kept + span * step, static_cast<size_t>(step) * sizeof(T));
       load_span<T, E>(args, r, t, count);
-      scan_span<true, true, T>(r, count, w.states, w.factors);
+      scan_span<true, true, false, T>(r, count, w.states, w.factors);
       load_gradients(r, w, t, count);
       clear(w.dA, step);
       clear(w.dD, kBlock);

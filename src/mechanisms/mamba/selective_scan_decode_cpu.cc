@@ -9,14 +9,32 @@ template <class T>
 struct Scratch {
   T *bias, *skip, *delta, *v, *y;  // [64]
   T *in, *out;                     // [ldk]
+  T* reads;                        // [64, W]: products of K = W channels
   LINNET_INLINE static Scratch cut(Arena& arena, int64_t K) {
     Scratch r;
     for (T** row : {&r.bias, &r.skip, &r.delta, &r.v, &r.y}) *row = arena.take<T>(kScanBlock);
     r.in = arena.take<T>(round_up<T>(K));
     r.out = arena.take<T>(round_up<T>(K));
+    r.reads = arena.take<T>(kScanBlock * Vec<T>::W);
     return r;
   }
 };
+
+// y[c] = the sum of row c [W]: a block of W rows is transposed, then added row by row.
+template <class T>
+LINNET_INLINE void sum_rows(const T* rows, int count, T* y) {
+  using X = Vec<T>;
+  T turned[X::W * X::W];
+  for (int c = 0; c < count; c += X::W) {
+    load_tile_transposed<T>(rows + c * X::W, X::W, count - c < X::W ? count - c : X::W, X::W, turned, X::W);
+    typename X::V total[2] = {X::load(turned), X::load(turned + X::W)};
+    for (int i = 2; i < X::W; i += 2) {
+      total[0] += X::load(turned + i * X::W);
+      total[1] += X::load(turned + (i + 1) * X::W);
+    }
+    X::store(y + c, total[0] + total[1]);
+  }
+}
 
 template <class T, class E>
 void decode(const SelectiveScanDecodeArgs& args, const SelectiveScanDecodeOut& out, const Launch& launch) {
@@ -43,7 +61,19 @@ void decode(const SelectiveScanDecodeArgs& args, const SelectiveScanDecodeOut& o
       }
       load_tile<T>(maps_in.at<const E>(b, t, blocks.group(block)), 0, 1, K, r.in, round_up<T>(K));
       load_tile<T>(maps_out.at<const E>(b, t, blocks.group(block)), 0, 1, K, r.out, round_up<T>(K));
-      for (int c = 0; c < width; ++c) {
+      int c = 0;
+      if (K == X::W) {  // one vector each: the maps stay in registers, no masks
+        const V in = X::load(r.in), read = X::load(r.out);
+        for (; c < width; ++c) {
+          T* state = args.state.at<T>(b, first + c, 0);
+          const Factor<V> f = factor_of(X::broadcast(r.delta[c]) * X::load(args.A.at<const T>(first + c, 0)));
+          const V h = advance(f.value, f.near, X::load(state), in * X::broadcast(r.v[c]));
+          X::store(state, h);
+          X::store(r.reads + c * X::W, read * h);
+        }
+        sum_rows<T>(r.reads, width, r.y);
+      }
+      for (; c < width; ++c) {
         const T* A = args.A.at<const T>(first + c, 0);
         T* state = args.state.at<T>(b, first + c, 0);
         const V delta = X::broadcast(r.delta[c]), v = X::broadcast(r.v[c]);

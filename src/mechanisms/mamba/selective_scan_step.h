@@ -52,6 +52,21 @@ LINNET_INLINE Wide widen(vf v) {
   return {__builtin_convertvector(low, vd), __builtin_convertvector(high, vd)};
 }
 
+// exp(g) itself in double: 1 + what is near 0.
+LINNET_INLINE Wide widen(const Factor<vf>& f) {
+  Wide r = widen(f.value);
+#if defined(LINNET_ISA_avx512)
+  const vd one = vd{} + 1.0;
+  r.low = _mm512_mask_add_pd(r.low, static_cast<md>(f.near), r.low, one);
+  r.high = _mm512_mask_add_pd(r.high, static_cast<md>(f.near >> 8), r.high, one);
+#else
+  const Wide base = widen(select(f.near, splat<vf>(1.0f), vf{}));
+  r.low += base.low;
+  r.high += base.high;
+#endif
+  return r;
+}
+
 inline constexpr int kScanBlock = 64;  // channels of one task: 256 bytes of each row
 
 LINNET_INLINE int64_t scan_groups(const View& maps) { return grouped(maps).size[2]; }
