@@ -33,9 +33,9 @@ test-build:
 	@$(call configure,$(BUILD)) -DLINNET_TESTS=ON -DLINNET_TORCH=ON -DLINNET_PYTHON=$(VENV)/bin/python
 	@cmake --build $(BUILD) -j $(JOBS)
 
-check: linnet ## check the kernels against the vector files and 3000 random cases
+check: linnet ## check the kernels against the vector files and 1000 random cases
 	@$(BUILD)/linnet check tests/vectors
-	@$(BUILD)/linnet check --random 3000
+	@$(BUILD)/linnet check --random 1000
 
 bench: test-build ## measure the mechanisms beside PyTorch's own functions, with the machine's ceilings
 	@PATH="$(VENV)/bin:$$PATH" $(BUILD)/linnet bench softmax linear --peers
