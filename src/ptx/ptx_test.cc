@@ -1,6 +1,7 @@
 // The functions of this folder on a GPU, against plain loops; skipped where there is none.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <vector>
 
 #include "check/random.h"
@@ -125,6 +126,58 @@ TEST_F(Ptx, Boxes) {
         ASSERT_EQ(got[static_cast<size_t>(i * 128 + c)], want) << t << " " << i << " " << c;
       }
     }
+  }
+}
+
+TEST_F(Ptx, RowsOfEveryType) {
+  for (const char* kernel : {"add_one_f32", "add_one_bf16", "add_one_f16"}) {
+    const std::string type = std::string(kernel).substr(8);
+    const size_t width = type == "f32" ? 4 : 8, count = 256 * width;
+    const auto x = numbers(count, 9);
+    const Dtype dtype = type == "f32" ? Dtype::f32 : type == "bf16" ? Dtype::bf16 : Dtype::f16;
+    const auto bits = [&](float value) {
+      uint32_t word = 0;
+      store_f64(&word, dtype, 0, value);
+      return word;
+    };
+    std::vector<uint32_t> words(1024), want(1024);
+    for (size_t i = 0; i < count; ++i) {
+      const size_t word = type == "f32" ? i : i / 2, shift = type == "f32" ? 0 : i % 2 * 16;
+      words[word] |= bits(x[i]) << shift;
+      want[word] |= bits(x[i] + 1) << shift;
+    }
+    const uint32_t* from = upload(words);
+    uint32_t* to = upload(std::vector<uint32_t>(1024));
+    float* sums = upload(std::vector<float>(768, -1e30f));
+    enqueue(launch_, {"ptx_test_cuda", kernel, 256}, {1}, from, to, sums);
+    const auto got = download(sums, 768);
+    std::vector<uint32_t> back(1024);
+    ASSERT_TRUE(copy_to_host(back.data(), to, 4096).ok());
+    EXPECT_EQ(back, want) << type;
+    for (size_t i = 0; i < 256; ++i) {
+      const auto sum = [&](size_t threads) {
+        float total = 0;
+        for (size_t j = i / threads * threads * width; j < (i / threads + 1) * threads * width; ++j) total += x[j];
+        return total;
+      };
+      ASSERT_EQ(got[i], sum(16)) << type << " " << i;
+      ASSERT_EQ(got[256 + i], sum(32)) << type << " " << i;
+      ASSERT_EQ(got[512 + i], sum(256)) << type << " " << i;
+    }
+  }
+}
+
+TEST_F(Ptx, Logistic) {
+  std::vector<float> x(256);
+  for (size_t i = 0; i < 256; ++i) x[i] = (static_cast<float>(i) - 128) * 0.8f;
+  const float* from = upload(x);
+  float* to = upload(std::vector<float>(512, -1));
+  enqueue(launch_, {"ptx_test_cuda", "logistic_both", 256}, {1}, from, to);
+  const auto got = download(to, 512);
+  for (size_t i = 0; i < 256; ++i) {
+    const double want = 1 / (1 + std::exp(-static_cast<double>(x[i])));
+    EXPECT_NEAR(got[i], want, 2e-7 * want + 1e-37) << x[i];
+    EXPECT_NEAR(got[256 + i], want, 2e-5 * want + 1e-30) << x[i];
   }
 }
 

@@ -5,6 +5,7 @@
 #include "ptx/layout.h"
 #include "ptx/matrix.cuh"
 #include "ptx/numbers.cuh"
+#include "ptx/rows.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
@@ -179,6 +180,34 @@ extern "C" __global__ void __launch_bounds__(128)
   for (int i = threadIdx.x; i < 8192; i += 128) {
     out[i] = __half2float(*reinterpret_cast<const __half*>(tile + tile_byte(64, i / 128, i % 128)));
   }
+}
+
+// 256 vectors of 16 bytes: y = x + 1 in the same type; sums [3, 256]: over 16 lanes, 32 lanes and the block, of each vector.
+template <class T>
+__device__ void add_one(const void* x, void* y, float* sums) {
+  __shared__ float parts[8];
+  float v[kVector<T>], sum = 0;
+  to_floats<T>(load_once(static_cast<const uint4*>(x) + threadIdx.x), v);
+  for (float& each : v) sum += each++;
+  store_once(static_cast<uint4*>(y) + threadIdx.x, from_floats<T>(v));
+  sums[threadIdx.x] = sum_lanes<16>(sum);
+  sums[256 + threadIdx.x] = sum_lanes<32>(sum);
+  sums[512 + threadIdx.x] = sum_block<256>(sum, parts);
+}
+extern "C" __global__ void __launch_bounds__(256) add_one_f32(const void* x, void* y, float* sums) {
+  add_one<float>(x, y, sums);
+}
+extern "C" __global__ void __launch_bounds__(256) add_one_bf16(const void* x, void* y, float* sums) {
+  add_one<__nv_bfloat16>(x, y, sums);
+}
+extern "C" __global__ void __launch_bounds__(256) add_one_f16(const void* x, void* y, float* sums) {
+  add_one<__half>(x, y, sums);
+}
+
+// y = logistic(x), both ways.
+extern "C" __global__ void __launch_bounds__(256) logistic_both(const float* x, float* y) {
+  y[threadIdx.x] = logistic<false>(x[threadIdx.x]);
+  y[256 + threadIdx.x] = logistic<true>(x[threadIdx.x]);
 }
 
 }  // namespace linnet::ptx

@@ -55,10 +55,14 @@ const Op& causal_conv_op() {
           .check<check_conv>()
           .cost<cost_conv>()
           .bench("B=1 T=8192 E=2048 W=4 dtype=f32|bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 E=2048 W=4 dtype=bf16|f32 pass=fwd|fwd+bwd")
+          .gpu_bench("B=1 T=32768 E=2048 W=4 dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=1 T=2048 E=2048 W=4 dtype=bf16 pass=fwd|fwd+bwd")
           .bench("B=8 T=64 E=512 W=4 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=33 E=24 W=4 dtype=f32 pass=fwd|fwd+bwd")
           .impl<ref::causal_conv_forward, ref::causal_conv_backward, ref::causal_conv_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(causal_conv);
+          LINNET_ISA_IMPLS(causal_conv)
+          .cuda<cuda::causal_conv_forward, cuda::causal_conv_backward, cuda::causal_conv_workspace, cuda::causal_conv_refuses>();
   return op;
 }
 
@@ -76,9 +80,11 @@ const Op& causal_conv_decode_op() {
           .option("activation", &A::activation, activations(), "what follows the sum")
           .check<check_decode>()
           .cost<cost_decode>()
+          .gpu_bench("B=16|256 T=1 E=6144 W=4 dtype=bf16 pass=fwd")
           .bench("B=1|16|64 T=1 E=2048 W=4 dtype=f32|bf16 pass=fwd")
           .impl<ref::causal_conv_decode_forward, nullptr, ref::causal_conv_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(causal_conv_decode);
+          LINNET_ISA_IMPLS_FORWARD(causal_conv_decode)
+          .cuda<cuda::causal_conv_decode_forward, nullptr, cuda::causal_conv_decode_workspace, cuda::causal_conv_decode_refuses>();
   return op;
 }
 // clang-format on

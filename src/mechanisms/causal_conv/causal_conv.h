@@ -51,6 +51,8 @@ Status causal_conv_decode(const CausalConvDecodeArgs& args, const CausalConvDeco
 int64_t causal_conv_decode_workspace(const CausalConvDecodeArgs& args, const Context& context);
 
 LINNET_KERNELS(causal_conv, CausalConvArgs, CausalConvOut, CausalConvGrads)
+LINNET_CUDA_KERNELS(causal_conv, CausalConvArgs, CausalConvOut, CausalConvGrads)
+LINNET_CUDA_KERNELS(causal_conv_decode, CausalConvDecodeArgs, CausalConvDecodeOut, CausalConvDecodeGrads)
 LINNET_KERNELS(causal_conv_decode, CausalConvDecodeArgs, CausalConvDecodeOut, CausalConvDecodeGrads)
 
 }  // namespace linnet

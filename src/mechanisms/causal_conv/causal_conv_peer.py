@@ -26,3 +26,20 @@ def causal_conv_decode(case):
         return functional.silu(y) if case.options["activation"] == "silu" else y
 
     return "cat, sum of products", case.work(step, x, weight)
+
+
+def causal_conv_gpu(case):
+    calls = [causal_conv(case)]
+    try:
+        from fla.modules.convolution import causal_conv1d
+        x, weight = case.random("B T E"), case.random("E W")
+        activation = "silu" if case.options["activation"] == "silu" else None
+
+        def convolve(x, weight):
+            out = causal_conv1d(x, weight, activation=activation)
+            return out[0] if isinstance(out, tuple) else out
+
+        calls.append(("flash-linear-attention", case.work(convolve, x, weight)))
+    except ImportError:
+        pass
+    return fastest(calls)

@@ -25,9 +25,11 @@ const Op& l2_norm_op() {
           .option("eps", &A::eps, 0, kAnyReal, "added to the sum of squares")
           .cost<cost_norm>()
           .bench("B=1 T=8192 H=16 K=128 dtype=f32|bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 H=16 K=128 dtype=bf16|f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=1 H=16 K=128 dtype=f32 pass=fwd")
           .impl<ref::l2_norm_forward, ref::l2_norm_backward, ref::l2_norm_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(l2_norm);
+          LINNET_ISA_IMPLS(l2_norm)
+          .cuda<cuda::l2_norm_forward, cuda::l2_norm_backward, cuda::l2_norm_workspace, cuda::l2_norm_refuses>();
   return op;
 }
 // clang-format on

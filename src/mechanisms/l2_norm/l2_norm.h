@@ -23,5 +23,6 @@ Status l2_norm(const L2NormArgs& args, const L2NormOut& out, const Context& cont
 Status l2_norm_backward(const L2NormArgs& args, const L2NormOut& out, const L2NormGrads& grads, const Context& context);
 
 LINNET_KERNELS(l2_norm, L2NormArgs, L2NormOut, L2NormGrads)
+LINNET_CUDA_KERNELS(l2_norm, L2NormArgs, L2NormOut, L2NormGrads)
 
 }  // namespace linnet

@@ -37,9 +37,13 @@ const Op& rms_norm_gated_op() {
           .cost<cost_norm>()
           .bench("B=1 T=8192 H=16 V=128 with=z,weight norm_before_gate=1 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=1 V=2048 with=z,weight dtype=f32 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 H=16 V=128 with=z,weight norm_before_gate=1 dtype=bf16|f32 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 H=1 V=2048 with=z,weight dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=256 T=1 H=32 V=128 with=z,weight norm_before_gate=1 dtype=bf16 pass=fwd")
           .bench("B=1 T=1 H=16 V=128 with=z,weight dtype=f32 pass=fwd")
           .impl<ref::rms_norm_gated_forward, ref::rms_norm_gated_backward, ref::rms_norm_gated_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(rms_norm_gated);
+          LINNET_ISA_IMPLS(rms_norm_gated)
+          .cuda<cuda::rms_norm_gated_forward, cuda::rms_norm_gated_backward, cuda::rms_norm_gated_workspace, cuda::rms_norm_gated_refuses>();
   return op;
 }
 // clang-format on

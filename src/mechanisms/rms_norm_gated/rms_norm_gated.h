@@ -35,5 +35,6 @@ Status rms_norm_gated_backward(const RmsNormGatedArgs& args, const RmsNormGatedO
 int64_t rms_norm_gated_workspace(const RmsNormGatedArgs& args, Pass pass, const Context& context);
 
 LINNET_KERNELS(rms_norm_gated, RmsNormGatedArgs, RmsNormGatedOut, RmsNormGatedGrads)
+LINNET_CUDA_KERNELS(rms_norm_gated, RmsNormGatedArgs, RmsNormGatedOut, RmsNormGatedGrads)
 
 }  // namespace linnet

@@ -1,0 +1,400 @@
+// The short convolution: memory alone bounds it. A thread has 16 bytes of channels and walks a tile of tokens, the inputs
+// before the current one in registers; the next 4 tokens are on their way. W-1 tokens before (and, in the
+// backward, behind) each tile are read twice.
+//
+// Backward: ds_t = dout_t act'(sum_t), dx_t = sum_j w_j ds_{t+W-1-j}: walked forwards, dx W-1 tokens behind ds. The gradients
+// of taps and bias are summed by tile, then over the tiles in order (sum_taps): no atomics.
+#include "mechanisms/causal_conv/causal_conv_cuda.h"
+#include "ptx/rows.cuh"
+
+namespace linnet::cuda {
+namespace {
+
+using ptx::kVector;
+
+constexpr int kAhead = 4;  // tokens on their way while as many are worked on
+
+__device__ int64_t conv_offset(const Conv& c, int64_t n) {  // bounded: they come from the caller's memory, unchecked
+  const int64_t x = c.offsets_64 ? static_cast<const int64_t*>(c.offsets)[n] : static_cast<const int32_t*>(c.offsets)[n];
+  return x < 0 ? 0 : x > c.T ? c.T : x;
+}
+struct Span {
+  int64_t n, begin, end;  // sequence and its tokens
+};
+// The sequence of token t of batch row b: the last that begins at or before it.
+__device__ Span span_at(const Conv& c, int64_t b, int64_t t) {
+  if (c.offsets == nullptr) return {b, 0, c.T};
+  int64_t low = 0, high = c.N;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (conv_offset(c, middle) <= t ? low : high) = middle;
+  }
+  return {low, conv_offset(c, low), conv_offset(c, low + 1)};
+}
+__device__ __forceinline__ int64_t place(const ConvTensor& x, int64_t i, int64_t j, int64_t k) {
+  return i * x.stride[0] + j * x.stride[1] + k * x.stride[2];
+}
+template <class T>
+__device__ __forceinline__ float number(const ConvTensor& x, int64_t i, int64_t j, int64_t k) {
+  return static_cast<float>(static_cast<const T*>(x.data)[place(x, i, j, k)]);
+}
+__device__ __forceinline__ float tap(const Conv& c, int e, int j) {
+  return ptx::load(c.weight, c.weight_dtype, e * c.weight_stride[0] + j * c.weight_stride[1]);
+}
+__device__ __forceinline__ float bias_of(const Conv& c, int e) {
+  return c.bias == nullptr ? 0 : ptx::load(c.bias, c.bias_dtype, e * c.bias_stride);
+}
+template <bool quick>
+__device__ __forceinline__ float activate(const Conv& c, float x) {
+  return c.silu ? x * ptx::logistic<quick>(x) : x;
+}
+template <bool quick>
+__device__ __forceinline__ float slope(const Conv& c, float x) {
+  if (!c.silu) return 1;
+  return ptx::logistic<quick>(x) * fmaf(x, ptx::logistic<quick>(-x), 1);
+}
+// Input at token t of a sequence, which may lie in its state.
+template <class T>
+__device__ __forceinline__ float input(const Conv& c, const Span& s, int64_t b, int64_t t, int e) {
+  if (t >= s.begin) return number<T>(c.x, b, t, e);
+  const int64_t j = t - s.begin + c.W - 1;
+  return c.state.data == nullptr || j < 0 ? 0 : number<T>(c.state, s.n, e, j);
+}
+
+// The inputs before token t: before[i] is that of t - (W - 1) + i.
+template <class T, int W, int width>
+__device__ __forceinline__ void look_back(const Conv& c, const Span& s, int64_t b, int64_t t, int e,
+                                          float (&before)[W - 1][width]) {
+#pragma unroll
+  for (int i = 0; i < W - 1; ++i) {
+    const int64_t at = t - (W - 1) + i;
+    if (at >= s.begin) {
+      ptx::Piece<T, width> piece;
+      piece.load(static_cast<const T*>(c.x.data) + place(c.x, b, at, e));
+      piece.get(before[i]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < width; ++k) before[i][k] = input<T>(c, s, b, at, e + k);
+    }
+  }
+}
+
+template <class T, int W>
+__device__ void convolve(const Conv& c) {
+  constexpr int width = kVector<T>;
+  constexpr bool quick = sizeof(T) == 2;
+  const int e = (blockIdx.x * 128 + threadIdx.x) * width;
+  const int64_t b = blockIdx.z, from = static_cast<int64_t>(blockIdx.y) * c.tile, to = min(c.T, from + c.tile);
+  if (e >= c.E) return;
+  float w[W][width], bias[width], before[W - 1][width];
+#pragma unroll
+  for (int k = 0; k < width; ++k) {
+    bias[k] = bias_of(c, e + k);
+#pragma unroll
+    for (int j = 0; j < W; ++j) w[j][k] = tap(c, e + k, j);
+  }
+  const T* x = static_cast<const T*>(c.x.data) + place(c.x, b, 0, e);
+  T* out = static_cast<T*>(c.out.data) + place(c.out, b, 0, e);
+  Span s = span_at(c, b, from);
+  look_back<T, W>(c, s, b, from, e, before);
+  ptx::Piece<T, width> next[kAhead];
+  const auto ask = [&](int64_t t) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (t + i < to) next[i].load(x + (t + i) * c.x.stride[1]);
+    }
+  };
+  ask(from);
+  for (int64_t t = from; t < to; t += kAhead) {
+    ptx::Piece<T, width> raw[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) raw[i] = next[i];
+    ask(t + kAhead);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (t + i >= to) break;
+      if (t + i >= s.end && c.offsets != nullptr) {  // the next sequence that has tokens
+        s = span_at(c, b, t + i);
+        look_back<T, W>(c, s, b, t + i, e, before);
+      }
+      float now[width], y[width];
+      raw[i].get(now);
+#pragma unroll
+      for (int k = 0; k < width; ++k) {
+        float sum = bias[k];
+#pragma unroll
+        for (int j = 0; j < W - 1; ++j) sum = fmaf(w[j][k], before[j][k], sum);
+        y[k] = activate<quick>(c, fmaf(w[W - 1][k], now[k], sum));
+#pragma unroll
+        for (int j = 0; j + 1 < W - 1; ++j) before[j][k] = before[j + 1][k];
+        if (W > 1) before[W - 2][k] = now[k];
+      }
+      raw[i].set(y);
+      raw[i].store(out + (t + i) * c.out.stride[1]);
+    }
+  }
+}
+
+// As above for every W and any alignment: a thread has one channel.
+template <class T>
+__device__ void convolve_any(const Conv& c) {
+  const int e = blockIdx.x * 128 + threadIdx.x;
+  const int64_t b = blockIdx.z, from = static_cast<int64_t>(blockIdx.y) * c.tile, to = min(c.T, from + c.tile);
+  if (e >= c.E) return;
+  const float bias = bias_of(c, e);
+  Span s = span_at(c, b, from);
+  for (int64_t t = from; t < to; ++t) {
+    if (t >= s.end) s = span_at(c, b, t);
+    float sum = bias;
+    for (int j = 0; j < c.W; ++j) sum = fmaf(tap(c, e, j), input<T>(c, s, b, t - c.W + 1 + j, e), sum);
+    static_cast<T*>(c.out.data)[place(c.out, b, t, e)] = static_cast<T>(activate<false>(c, sum));
+  }
+}
+
+// The state behind each sequence.
+template <class T>
+__device__ void last_inputs(const Conv& c) {
+  const int64_t e = blockIdx.x * 128ll + threadIdx.x, n = blockIdx.y;
+  if (e >= c.E) return;
+  const int64_t begin = c.offsets == nullptr ? 0 : conv_offset(c, n);
+  const int64_t end = c.offsets == nullptr ? c.T : max(begin, conv_offset(c, n + 1));
+  const Span s = {n, begin, end};
+  for (int j = 0; j < c.W - 1; ++j) {
+    const float x = input<T>(c, s, c.offsets == nullptr ? n : 0, end - c.W + 1 + j, static_cast<int>(e));
+    static_cast<T*>(c.final_state.data)[place(c.final_state, n, e, j)] = static_cast<T>(x);
+  }
+}
+
+// Few tokens with the state in place: state[j] takes the value of state[j + T], which is still the old one.
+template <class T>
+__device__ void continue_conv(const Conv& c) {
+  const int e = blockIdx.x * 128 + threadIdx.x;
+  const int64_t b = blockIdx.y;
+  if (e >= c.E) return;
+  const Span s = {b, 0, c.T};
+  const float bias = bias_of(c, e);
+  for (int64_t t = 0; t < c.T; ++t) {
+    float sum = bias;
+    for (int j = 0; j < c.W; ++j) sum = fmaf(tap(c, e, j), input<T>(c, s, b, t - c.W + 1 + j, e), sum);
+    static_cast<T*>(c.out.data)[place(c.out, b, t, e)] = static_cast<T>(activate<sizeof(T) == 2>(c, sum));
+  }
+  for (int j = 0; j < c.W - 1; ++j) {
+    const float x = input<T>(c, s, b, c.T - c.W + 1 + j, e);
+    static_cast<T*>(c.state.data)[place(c.state, b, e, j)] = static_cast<T>(x);
+  }
+}
+
+// Channels of a thread in the backward, 8 bytes: its sums fill the registers.
+template <class T>
+constexpr int kBackWidth = 8 / static_cast<int>(sizeof(T));
+
+// The gradient of dfinal_state at token t of a sequence.
+template <class T>
+__device__ __forceinline__ float from_final(const Conv& c, const Span& s, int64_t t, int e) {
+  const int64_t j = t - (s.end - c.W + 1);
+  return c.dfinal_state.data == nullptr || j < 0 || j >= c.W - 1 ? 0 : number<T>(c.dfinal_state, s.n, e, j);
+}
+
+template <class T, int W>
+__device__ void convolve_back(const Conv& c) {
+  constexpr int width = kBackWidth<T>;
+  constexpr bool quick = sizeof(T) == 2;
+  const int e = (blockIdx.x * 128 + threadIdx.x) * width;
+  const int64_t b = blockIdx.z, from = static_cast<int64_t>(blockIdx.y) * c.tile, to = min(c.T, from + c.tile);
+  if (e >= c.E) return;
+  float w[W][width], bias[width], before[W - 1][width], ds[W - 1][width], sums[W + 1][width];
+#pragma unroll
+  for (int k = 0; k < width; ++k) {
+    bias[k] = bias_of(c, e + k);
+    sums[W][k] = 0;
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+      w[j][k] = tap(c, e + k, j);
+      sums[j][k] = 0;
+      if (j < W - 1) ds[j][k] = 0;
+    }
+  }
+  const T* x = static_cast<const T*>(c.x.data) + place(c.x, b, 0, e);
+  const T* dout = static_cast<const T*>(c.dout.data) + place(c.dout, b, 0, e);
+  T* dx = static_cast<T*>(c.dx.data) + place(c.dx, b, 0, e);
+  Span s = span_at(c, b, from);
+  look_back<T, W>(c, s, b, from, e, before);
+  // dx of token t - (W - 1), from ds of t - (W - 1) .. t; `owner`: the sequence that token lies in.
+  const auto finish = [&](int64_t t, const Span& owner, const float(&now)[width]) {
+    const int64_t at = t - (W - 1);
+    if (at < from || at >= to || at < owner.begin || c.dx.data == nullptr) return;
+    float y[width];
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      float sum = w[0][k] * now[k];
+#pragma unroll
+      for (int j = 0; j < W - 1; ++j) sum = fmaf(w[W - 1 - j][k], ds[j][k], sum);
+      y[k] = sum;
+    }
+    if (at >= owner.end - W + 1) {
+#pragma unroll
+      for (int k = 0; k < width; ++k) y[k] += from_final<T>(c, owner, at, e + k);
+    }
+    ptx::Piece<T, width> piece;
+    piece.set(y);
+    piece.store(dx + at * c.dx.stride[1]);
+  };
+  const auto shift = [&](const float(&now)[width]) {
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+#pragma unroll
+      for (int j = 0; j + 1 < W - 1; ++j) ds[j][k] = ds[j + 1][k];
+      if (W > 1) ds[W - 2][k] = now[k];
+    }
+  };
+  const auto close = [&](const Span& owner) {  // behind a sequence come no more gradients
+    float none[width] = {};
+    for (int i = 0; i < W - 1; ++i) {
+      finish(owner.end + i, owner, none);
+      shift(none);
+    }
+  };
+  const int64_t last = min(c.T, to + W - 1);
+  constexpr int kSteps = 4;
+  for (int64_t t = from; t < last; t += kSteps) {
+    ptx::Piece<T, width> raw[kSteps], given[kSteps];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (t + i >= last) continue;
+      raw[i].load(x + (t + i) * c.x.stride[1]);
+      if (c.dout.data != nullptr) given[i].load(dout + (t + i) * c.dout.stride[1]);
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (t + i >= last) break;
+      if (t + i >= s.end && c.offsets != nullptr) {
+        close(s);
+        s = span_at(c, b, t + i);
+        look_back<T, W>(c, s, b, t + i, e, before);
+      }
+      float now[width], d[width];
+      raw[i].get(now);
+      given[i].get(d);
+      const bool own = t + i < to;
+#pragma unroll
+      for (int k = 0; k < width; ++k) {
+        float sum = bias[k];
+#pragma unroll
+        for (int j = 0; j < W - 1; ++j) sum = fmaf(w[j][k], before[j][k], sum);
+        d[k] *= slope<quick>(c, fmaf(w[W - 1][k], now[k], sum));
+        if (own) {
+#pragma unroll
+          for (int j = 0; j < W - 1; ++j) sums[j][k] = fmaf(d[k], before[j][k], sums[j][k]);
+          sums[W - 1][k] = fmaf(d[k], now[k], sums[W - 1][k]);
+          sums[W][k] += d[k];
+        }
+#pragma unroll
+        for (int j = 0; j + 1 < W - 1; ++j) before[j][k] = before[j + 1][k];
+        if (W > 1) before[W - 2][k] = now[k];
+      }
+      finish(t + i, s, d);
+      shift(d);
+    }
+  }
+  if (last == c.T) close(s);
+  if (c.sums == nullptr) return;
+  float* parts = c.sums + (blockIdx.z * gridDim.y + blockIdx.y) * static_cast<int64_t>(W + 1) * c.E + e;
+#pragma unroll
+  for (int j = 0; j <= W; ++j) {
+#pragma unroll
+    for (int k = 0; k < width; k += 2) {
+      *reinterpret_cast<float2*>(parts + j * static_cast<int64_t>(c.E) + k) = float2{sums[j][k], sums[j][k + 1]};
+    }
+  }
+}
+
+template <class T>
+__device__ float source(const Conv& c, const Span& s, int64_t b, int64_t t, int e) {  // ds_t
+  if (t < s.begin || t >= s.end || c.dout.data == nullptr) return 0;
+  float sum = bias_of(c, e);
+  for (int j = 0; j < c.W; ++j) sum = fmaf(tap(c, e, j), input<T>(c, s, b, t - c.W + 1 + j, e), sum);
+  return number<T>(c.dout, b, t, e) * slope<false>(c, sum);
+}
+template <class T>
+__device__ void convolve_back_any(const Conv& c) {
+  const int e = blockIdx.x * 128 + threadIdx.x;
+  const int64_t b = blockIdx.z, from = static_cast<int64_t>(blockIdx.y) * c.tile, to = min(c.T, from + c.tile);
+  if (e >= c.E) return;
+  Span s = span_at(c, b, from);
+  for (int64_t t = from; t < to && c.dx.data != nullptr; ++t) {
+    if (t >= s.end) s = span_at(c, b, t);
+    float sum = from_final<T>(c, s, t, e);
+    for (int j = 0; j < c.W; ++j) sum = fmaf(tap(c, e, j), source<T>(c, s, b, t + c.W - 1 - j, e), sum);
+    static_cast<T*>(c.dx.data)[place(c.dx, b, t, e)] = static_cast<T>(sum);
+  }
+  if (c.sums == nullptr) return;
+  float* parts = c.sums + (blockIdx.z * gridDim.y + blockIdx.y) * static_cast<int64_t>(c.W + 1) * c.E + e;
+  for (int j = 0; j <= c.W; ++j) {
+    float sum = 0;
+    s = span_at(c, b, from);
+    for (int64_t t = from; t < to; ++t) {
+      if (t >= s.end) s = span_at(c, b, t);
+      sum = fmaf(source<T>(c, s, b, t, e), j == c.W ? 1 : input<T>(c, s, b, t - c.W + 1 + j, e), sum);
+    }
+    parts[j * static_cast<int64_t>(c.E)] = sum;
+  }
+}
+
+// The gradient of the state before each sequence: position p < 0 reaches tokens 0 .. p + W - 1; what no token read passes on.
+template <class T>
+__device__ void first_inputs_back(const Conv& c) {
+  const int64_t e = blockIdx.x * 128ll + threadIdx.x, n = blockIdx.y;
+  if (e >= c.E) return;
+  const int64_t begin = c.offsets == nullptr ? 0 : conv_offset(c, n);
+  const int64_t end = c.offsets == nullptr ? c.T : max(begin, conv_offset(c, n + 1));
+  const Span s = {n, begin, end};
+  for (int i = 0; i < c.W - 1; ++i) {
+    const int64_t at = begin - (c.W - 1) + i;
+    float sum = from_final<T>(c, s, at, static_cast<int>(e));
+    for (int j = 0; j < c.W; ++j) {
+      sum = fmaf(tap(c, static_cast<int>(e), j),
+                 source<T>(c, s, c.offsets == nullptr ? n : 0, at + c.W - 1 - j, static_cast<int>(e)), sum);
+    }
+    static_cast<T*>(c.dinitial_state.data)[place(c.dinitial_state, n, e, i)] = static_cast<T>(sum);
+  }
+}
+
+}  // namespace
+
+#define LINNET_CONV(name, function) \
+  extern "C" __global__ void __launch_bounds__(128) name(const __grid_constant__ Conv c) { function(c); }
+#define LINNET_CONV_FAST(name, function) \
+  extern "C" __global__ void __launch_bounds__(128, 4) name(const __grid_constant__ Conv c) { function(c); }
+#define LINNET_CONVS(suffix, T)                                   \
+  LINNET_CONV_FAST(convolve_##suffix, (convolve<T, 4>))           \
+  LINNET_CONV(convolve_any_##suffix, convolve_any<T>)             \
+  LINNET_CONV_FAST(convolve_back_##suffix, (convolve_back<T, 4>)) \
+  LINNET_CONV(convolve_back_any_##suffix, convolve_back_any<T>)   \
+  LINNET_CONV(last_inputs_##suffix, last_inputs<T>)               \
+  LINNET_CONV(first_inputs_back_##suffix, first_inputs_back<T>)   \
+  LINNET_CONV(continue_##suffix, continue_conv<T>)
+LINNET_CONVS(f32, float)
+LINNET_CONVS(bf16, __nv_bfloat16)
+LINNET_CONVS(f16, __half)
+
+// Parts of the gradients of taps and bias over the tiles: 8 warps have every 8th tile each, in order.
+extern "C" __global__ void __launch_bounds__(256)
+    sum_taps(const float* sums, int64_t tiles, int E, int W, void* dweight, int weight_type, int64_t stride_e, int64_t stride_w,
+             void* dbias, int bias_type, int64_t bias_stride) {
+  __shared__ float parts[8][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, e = blockIdx.x * 32 + lane, j = blockIdx.y;
+  float sum = 0;
+  for (int64_t i = warp; i < tiles && e < E; i += 8) sum += sums[(i * (W + 1) + j) * E + e];
+  parts[warp][lane] = sum;
+  __syncthreads();
+  if (warp != 0 || e >= E) return;
+  sum = parts[0][lane];
+  for (int i = 1; i < 8; ++i) sum += parts[i][lane];
+  if (j < W) {
+    if (dweight != nullptr) ptx::store(dweight, static_cast<Dtype>(weight_type), e * stride_e + j * stride_w, sum);
+  } else if (dbias != nullptr) {
+    ptx::store(dbias, static_cast<Dtype>(bias_type), e * bias_stride, sum);
+  }
+}
+
+}  // namespace linnet::cuda

@@ -1,0 +1,80 @@
+#include "mechanisms/rms_norm_gated/norm_rows.h"
+
+#include "core/cuda.h"
+
+namespace linnet::cuda {
+namespace {
+
+constexpr const char* kImage = "norm_rows_cuda";
+constexpr int kThreads = 256;
+
+bool fits_vectors(const NormTensor& x, int64_t vector) {
+  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride_b % vector == 0 && x.stride_t % vector == 0 &&
+         x.stride_h % vector == 0;
+}
+
+// The kernel for rows of this width: a row's threads, and the vectors of each.
+struct Choice {
+  const char* shape;
+  int rows;  // that a block has at once
+};
+Choice choose(const NormRows& r, Dtype dtype) {
+  const int64_t vector = 16 / dtype_size(dtype);
+  for (const NormTensor& x : {r.x, r.z, r.out, r.dout, r.dx, r.dz}) {
+    if (!fits_vectors(x, vector)) return {"any", 1};
+  }
+  if (r.V % vector != 0) return {"any", 1};
+  const int64_t vectors = r.V / vector;
+  if (vectors <= 16) return {"16_1", 16};
+  if (vectors <= 32) return {"32_1", 8};
+  if (vectors <= 128) return {"32_4", 8};
+  if (vectors <= 256) return {"256_1", 1};
+  if (vectors <= 1024) return {"256_4", 1};
+  return {"any", 1};
+}
+const char* kernel_name(char (&name)[32], const char* pass, const char* shape, Dtype dtype) {
+  const char* const parts[] = {pass, "_", shape, dtype == Dtype::f32 ? "_f32" : dtype == Dtype::bf16 ? "_bf16" : "_f16"};
+  int length = 0;
+  for (const char* part : parts) {
+    while (*part != '\0') name[length++] = *part++;
+  }
+  name[length] = '\0';
+  return name;
+}
+
+}  // namespace
+
+NormTensor norm_tensor(const View& view) {
+  if (!view.given()) return {};
+  return {view.data, view.stride[0], view.stride[1], view.stride[2]};
+}
+
+// Enough blocks to fill the machine several times, by the shape alone.
+int64_t norm_parts(const NormRows& r) {
+  const int64_t heads = r.together ? 1 : r.H, rows = r.together ? r.B * r.T * r.H : r.B * r.T;
+  const int64_t wanted = (rows + 63) / 64, most = heads >= 1024 ? 1 : 1024 / heads;
+  return wanted < most ? wanted : most;
+}
+
+void run_norm(const Launch& launch, const NormRows& r, Dtype dtype) {
+  const int64_t rows = r.B * r.T * r.H;
+  const Choice choice = choose(r, dtype);
+  char name[32];
+  enqueue(launch, {kImage, kernel_name(name, "norm", choice.shape, dtype), kThreads}, {(rows + choice.rows - 1) / choice.rows},
+          r);
+}
+
+void run_norm_backward(const Launch& launch, const NormRows& r, Dtype dtype, const View& dweight) {
+  const int64_t heads = r.together ? 1 : r.H;
+  const Choice choice = choose(r, dtype);
+  char name[32];
+  enqueue(launch, {kImage, kernel_name(name, "norm_back", choice.shape, dtype), kThreads}, {r.parts, heads}, r);
+  if (!dweight.given()) return;
+  const int32_t counts[2] = {static_cast<int32_t>(dweight.size[0]), static_cast<int32_t>(dweight.size[1])};
+  const int64_t strides[2] = {dweight.stride[0], dweight.stride[1]};
+  const int32_t type = static_cast<int32_t>(dweight.dtype);
+  enqueue(launch, {kImage, "sum_weights", kThreads}, {dweight.size[0] * dweight.size[1]}, r, dweight.data, type, counts[0],
+          counts[1], strides[0], strides[1]);
+}
+
+}  // namespace linnet::cuda

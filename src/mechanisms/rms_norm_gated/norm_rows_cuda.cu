@@ -1,0 +1,355 @@
+// The kernels of norm_rows.h. Forward 2 or 3 tensors once, backward 3 or 5: nothing else costs time.
+//
+// du = r (dn - a u), a = unit dn . u / (unit u . u + eps). Where dn lies along u little is left of it, so a is refined once by
+// what is left: e = dn - a u has unit u . e = a eps when a is exact.
+//
+// The weight's gradient: a thread keeps the sum over its rows of each of its channels; the threads of a block that have the
+// same channels add theirs in order, then sum_weights the blocks. No atomics: one order, by the shape alone.
+#include "mechanisms/rms_norm_gated/norm_rows.h"
+#include "ptx/rows.cuh"
+
+namespace linnet::cuda {
+namespace {
+
+using ptx::kVector;
+
+constexpr int kThreads = 256;
+
+struct Row {
+  int64_t b, t;
+  int h;
+};
+__device__ __forceinline__ Row row_at(const NormRows& r, int64_t i) {
+  const int64_t bt = i / r.H;
+  return {bt / r.T, bt % r.T, static_cast<int>(i % r.H)};
+}
+__device__ __forceinline__ int64_t place(const NormTensor& x, const Row& row) {
+  return row.b * x.stride_b + row.t * x.stride_t + row.h * x.stride_h;
+}
+__device__ __forceinline__ float weight_at(const NormRows& r, int h, int c) {
+  if (r.weight == nullptr) return 1;
+  return ptx::load(r.weight, r.weight_dtype, h * r.weight_stride_h + c * r.weight_stride_v);
+}
+// The weights of the W channels from c on.
+template <int W>
+__device__ __forceinline__ void load_weights(const NormRows& r, int h, int c, float (&w)[W]) {
+  if (!r.weight_vectors) {
+#pragma unroll
+    for (int i = 0; i < W; ++i) w[i] = c + i < r.V ? weight_at(r, h, c + i) : 0;
+    return;
+  }
+  const int64_t at = h * r.weight_stride_h + (c < r.V ? c : 0);
+  if (r.weight_dtype == Dtype::f32) {
+    const auto* from = reinterpret_cast<const float4*>(static_cast<const float*>(r.weight) + at);
+#pragma unroll
+    for (int i = 0; i < W; i += 4) *reinterpret_cast<float4*>(w + i) = __ldg(from + i / 4);
+    return;
+  }
+  const auto* from = reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(r.weight) + at);
+#pragma unroll
+  for (int i = 0; i < W; i += 4) {
+    const uint2 raw = __ldg(from + i / 4);
+    const bool bf16 = r.weight_dtype == Dtype::bf16;
+    const float2 low = bf16 ? ptx::unpack<true>(raw.x) : ptx::unpack<false>(raw.x);
+    const float2 high = bf16 ? ptx::unpack<true>(raw.y) : ptx::unpack<false>(raw.y);
+    w[i] = low.x, w[i + 1] = low.y, w[i + 2] = high.x, w[i + 3] = high.y;
+  }
+}
+__device__ __forceinline__ float reciprocal(const NormRows& r, float squares) {
+  const float x = fmaf(r.unit, squares, r.eps);
+  return x == 0 ? 0 : 1 / sqrtf(x);
+}
+template <bool quick>
+__device__ __forceinline__ float gate_of(const NormRows& r, float z) {
+  const float s = ptx::logistic<quick>(z);
+  return r.silu ? z * s : s;
+}
+template <bool quick>
+__device__ __forceinline__ float2 gate_and_slope(const NormRows& r, float z) {
+  const float s = ptx::logistic<quick>(z), other = ptx::logistic<quick>(-z);
+  return r.silu ? float2{z * s, s * fmaf(z, other, 1)} : float2{s, s * other};
+}
+
+// lanes threads have a row, `items` vectors each: vector i of thread l is number l + lanes * i.
+template <int lanes>
+__device__ __forceinline__ float sum_row(float x, float* parts) {
+  if constexpr (lanes <= 32) return ptx::sum_lanes<lanes>(x);
+  return ptx::sum_block<lanes>(x, parts);
+}
+
+template <class T, int lanes, int items>
+__device__ void norm(const NormRows& r) {
+  constexpr int W = kVector<T>;
+  constexpr bool quick = sizeof(T) == 2;
+  __shared__ float parts[kThreads / 32];
+  const int lane = threadIdx.x % lanes, vectors = r.V / W;
+  const int64_t number = static_cast<int64_t>(blockIdx.x) * (kThreads / lanes) + threadIdx.x / lanes;
+  const bool in = number < r.B * r.T * r.H;
+  const Row row = row_at(r, in ? number : 0);
+  const T* x = static_cast<const T*>(r.x.data) + place(r.x, row);
+  const T* z = static_cast<const T*>(r.z.data) + place(r.z, row);
+  T* out = static_cast<T*>(r.out.data) + place(r.out, row);
+  uint4 raw[items], gates[items];
+#pragma unroll
+  for (int i = 0; i < items; ++i) {
+    const int at = lane + lanes * i;
+    raw[i] = gates[i] = {0, 0, 0, 0};
+    if (!in || at >= vectors) continue;
+    raw[i] = ptx::load_once(x + at * W);
+    if (r.z.data != nullptr) gates[i] = ptx::load_once(z + at * W);
+  }
+  float u[items][W], squares = 0;
+#pragma unroll
+  for (int i = 0; i < items; ++i) {
+    ptx::to_floats<T>(raw[i], u[i]);
+    if (r.z.data != nullptr && !r.first) {
+      float g[W];
+      ptx::to_floats<T>(gates[i], g);
+#pragma unroll
+      for (int c = 0; c < W; ++c) u[i][c] *= gate_of<quick>(r, g[c]);
+    }
+#pragma unroll
+    for (int c = 0; c < W; ++c) squares = fmaf(u[i][c], u[i][c], squares);
+  }
+  const float factor = reciprocal(r, sum_row<lanes>(squares, parts));
+#pragma unroll
+  for (int i = 0; i < items; ++i) {
+    const int at = lane + lanes * i;
+    if (!in || at >= vectors) continue;
+    float g[W], weights[W];
+    load_weights<W>(r, row.h, at * W, weights);
+    if (r.z.data != nullptr && r.first) ptx::to_floats<T>(gates[i], g);
+#pragma unroll
+    for (int c = 0; c < W; ++c) {
+      float y = u[i][c] * factor * weights[c];
+      if (r.z.data != nullptr && r.first) y *= gate_of<quick>(r, g[c]);
+      u[i][c] = y;
+    }
+    ptx::store_once(out + at * W, ptx::from_floats<T>(u[i]));
+  }
+}
+
+// Rows of one block: those of head blockIdx.y, or all of them, in turns of as many as the block has at once.
+template <class T, int lanes, int items>
+__device__ void norm_back(const NormRows& r) {
+  constexpr int W = kVector<T>, kAtOnce = kThreads / lanes;
+  constexpr bool quick = sizeof(T) == 2;
+  __shared__ float parts[kThreads / 32];
+  __shared__ float shared[lanes <= 32 ? kThreads * W : 1];
+  const int lane = threadIdx.x % lanes, slot = threadIdx.x / lanes, vectors = r.V / W;
+  const int64_t tokens = r.B * r.T, rows = r.together ? tokens * r.H : tokens;
+  const int64_t share = (rows + r.parts - 1) / r.parts, from = blockIdx.x * share, to = min(rows, from + share);
+  const bool gated = r.z.data != nullptr, weighs = r.sums != nullptr;
+  float sums[items][W];
+#pragma unroll
+  for (int i = 0; i < items; ++i) {
+#pragma unroll
+    for (int c = 0; c < W; ++c) sums[i][c] = 0;
+  }
+  for (int64_t turn = from; turn < to; turn += kAtOnce) {
+    const bool in = turn + slot < to;
+    const int64_t number = in ? turn + slot : from;
+    const Row row = row_at(r, r.together ? number : number * r.H + blockIdx.y);
+    const T* x = static_cast<const T*>(r.x.data) + place(r.x, row);
+    const T* z = static_cast<const T*>(r.z.data) + place(r.z, row);
+    const T* dout = static_cast<const T*>(r.dout.data) + place(r.dout, row);
+    uint4 raw[items], gates[items], given[items];
+#pragma unroll
+    for (int i = 0; i < items; ++i) {
+      const int at = lane + lanes * i;
+      raw[i] = gates[i] = given[i] = {0, 0, 0, 0};
+      if (!in || at >= vectors) continue;
+      raw[i] = ptx::load_once(x + at * W);
+      if (gated) gates[i] = ptx::load_once(z + at * W);
+      if (r.dout.data != nullptr) given[i] = ptx::load_once(dout + at * W);
+    }
+    float u[items][W], dn[items][W], squares = 0, dot = 0;  // dot: dn . u
+#pragma unroll
+    for (int i = 0; i < items; ++i) {
+      float g[W], weights[W];
+      ptx::to_floats<T>(raw[i], u[i]);
+      ptx::to_floats<T>(gates[i], g);
+      ptx::to_floats<T>(given[i], dn[i]);
+      load_weights<W>(r, row.h, (lane + lanes * i) * W, weights);
+#pragma unroll
+      for (int c = 0; c < W; ++c) {
+        const float gate = gated ? gate_of<quick>(r, g[c]) : 1;
+        if (gated && !r.first) u[i][c] *= gate;
+        dn[i][c] *= weights[c] * (r.first ? gate : 1);
+        squares = fmaf(u[i][c], u[i][c], squares);
+        dot = fmaf(dn[i][c], u[i][c], dot);
+      }
+    }
+    squares = sum_row<lanes>(squares, parts);
+    dot = sum_row<lanes>(dot, parts);
+    const float factor = reciprocal(r, squares), along = factor * factor * r.unit * dot;
+    float left = 0;
+#pragma unroll
+    for (int i = 0; i < items; ++i) {
+#pragma unroll
+      for (int c = 0; c < W; ++c) {
+        dn[i][c] = fmaf(-along, u[i][c], dn[i][c]);  // what is left
+        left = fmaf(u[i][c], dn[i][c], left);
+      }
+    }
+    const float rest = factor * factor * (r.unit * sum_row<lanes>(left, parts) - along * r.eps);
+#pragma unroll
+    for (int i = 0; i < items; ++i) {
+      const int at = lane + lanes * i;
+      if (!in || at >= vectors) continue;
+      float x[W], g[W], d[W], dz[W], weights[W];
+      ptx::to_floats<T>(raw[i], x);
+      ptx::to_floats<T>(gates[i], g);
+      ptx::to_floats<T>(given[i], d);
+      load_weights<W>(r, row.h, at * W, weights);
+#pragma unroll
+      for (int c = 0; c < W; ++c) {
+        const float2 gate = gated ? gate_and_slope<quick>(r, g[c]) : float2{1, 0};
+        const float before = u[i][c], after = r.first ? gate.x : 1, du = factor * fmaf(-rest, before, dn[i][c]);
+        sums[i][c] = fmaf(d[c], before * factor * after, sums[i][c]);
+        dz[c] = (r.first ? d[c] * before * factor * weights[c] : du * x[c]) * gate.y;
+        x[c] = r.first ? du : du * gate.x;
+      }
+      if (r.dx.data != nullptr) {
+        ptx::store_once(static_cast<T*>(r.dx.data) + place(r.dx, row) + at * W, ptx::from_floats<T>(x));
+      }
+      if (r.dz.data != nullptr) {
+        ptx::store_once(static_cast<T*>(r.dz.data) + place(r.dz, row) + at * W, ptx::from_floats<T>(dz));
+      }
+    }
+  }
+  if (!weighs) return;
+  float* to_sums = r.sums + (static_cast<int64_t>(blockIdx.y) * r.parts + blockIdx.x) * r.V;
+#pragma unroll
+  for (int i = 0; i < items; ++i) {
+    const int at = lane + lanes * i;
+    if constexpr (lanes <= 32) {
+      __syncthreads();
+#pragma unroll
+      for (int c = 0; c < W; ++c) shared[c * kThreads + threadIdx.x] = sums[i][c];
+      __syncthreads();
+      if (slot == 0 && at < vectors) {
+#pragma unroll
+        for (int c = 0; c < W; ++c) {
+          float sum = 0;
+          for (int s = 0; s < kAtOnce; ++s) sum += shared[c * kThreads + s * lanes + lane];
+          to_sums[at * W + c] = sum;
+        }
+      }
+    } else if (at < vectors) {
+#pragma unroll
+      for (int c = 0; c < W; ++c) to_sums[at * W + c] = sums[i][c];
+    }
+  }
+}
+
+// Any row, element by element: a block has one, and reads it as often as it needs it.
+template <class T>
+__device__ void norm_any(const NormRows& r) {
+  __shared__ float parts[kThreads / 32];
+  const Row row = row_at(r, blockIdx.x);
+  const T* x = static_cast<const T*>(r.x.data) + place(r.x, row);
+  const T* z = static_cast<const T*>(r.z.data) + place(r.z, row);
+  T* out = static_cast<T*>(r.out.data) + place(r.out, row);
+  const auto gate = [&](int c) { return r.z.data == nullptr ? 1.0f : gate_of<false>(r, static_cast<float>(z[c])); };
+  float squares = 0;
+  for (int c = threadIdx.x; c < r.V; c += kThreads) {
+    const float u = r.first ? static_cast<float>(x[c]) : static_cast<float>(x[c]) * gate(c);
+    squares = fmaf(u, u, squares);
+  }
+  const float factor = reciprocal(r, ptx::sum_block<kThreads>(squares, parts));
+  for (int c = threadIdx.x; c < r.V; c += kThreads) {
+    out[c] = static_cast<T>(static_cast<float>(x[c]) * gate(c) * factor * weight_at(r, row.h, c));
+  }
+}
+template <class T>
+__device__ void norm_back_any(const NormRows& r) {
+  __shared__ float parts[kThreads / 32];
+  const int64_t tokens = r.B * r.T, rows = r.together ? tokens * r.H : tokens;
+  const int64_t share = (rows + r.parts - 1) / r.parts, from = blockIdx.x * share, to = min(rows, from + share);
+  float* sums = r.sums + (static_cast<int64_t>(blockIdx.y) * r.parts + blockIdx.x) * r.V;
+  const bool gated = r.z.data != nullptr;
+  if (r.sums != nullptr) {
+    for (int c = threadIdx.x; c < r.V; c += kThreads) sums[c] = 0;
+  }
+  for (int64_t number = from; number < to; ++number) {
+    const Row row = row_at(r, r.together ? number : number * r.H + blockIdx.y);
+    const T* x = static_cast<const T*>(r.x.data) + place(r.x, row);
+    const T* z = static_cast<const T*>(r.z.data) + place(r.z, row);
+    const T* dout = static_cast<const T*>(r.dout.data) + place(r.dout, row);
+    const auto given = [&](int c) { return r.dout.data == nullptr ? 0.0f : static_cast<float>(dout[c]); };
+    const auto gate = [&](int c) { return gated ? gate_and_slope<false>(r, static_cast<float>(z[c])) : float2{1, 0}; };
+    float squares = 0, dot = 0;
+    for (int c = threadIdx.x; c < r.V; c += kThreads) {
+      const float g = gate(c).x, u = r.first ? static_cast<float>(x[c]) : static_cast<float>(x[c]) * g;
+      squares = fmaf(u, u, squares);
+      dot = fmaf(given(c) * weight_at(r, row.h, c) * (r.first ? g : 1), u, dot);
+    }
+    squares = ptx::sum_block<kThreads>(squares, parts);
+    dot = ptx::sum_block<kThreads>(dot, parts);
+    const float factor = reciprocal(r, squares), along = factor * factor * r.unit * dot;
+    float left = 0;
+    for (int c = threadIdx.x; c < r.V; c += kThreads) {
+      const float g = gate(c).x, u = r.first ? static_cast<float>(x[c]) : static_cast<float>(x[c]) * g;
+      left = fmaf(u, fmaf(-along, u, given(c) * weight_at(r, row.h, c) * (r.first ? g : 1)), left);
+    }
+    const float rest = factor * factor * (r.unit * ptx::sum_block<kThreads>(left, parts) - along * r.eps);
+    for (int c = threadIdx.x; c < r.V; c += kThreads) {
+      const float2 g = gate(c);
+      const float d = given(c), value = static_cast<float>(x[c]), weight = weight_at(r, row.h, c);
+      const float before = r.first ? value : value * g.x, after = r.first ? g.x : 1;
+      const float du = factor * fmaf(-rest, before, fmaf(-along, before, d * weight * after));
+      if (r.sums != nullptr) sums[c] = fmaf(d, before * factor * after, sums[c]);
+      if (r.dx.data != nullptr) static_cast<T*>(r.dx.data)[place(r.dx, row) + c] = static_cast<T>(r.first ? du : du * g.x);
+      if (r.dz.data != nullptr) {
+        static_cast<T*>(r.dz.data)[place(r.dz, row) + c] =
+            static_cast<T>((r.first ? d * before * factor * weight : du * value) * g.y);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+#define LINNET_NORM(suffix, T, lanes, items)                                       \
+  extern "C" __global__ void __launch_bounds__(kThreads)                           \
+      norm_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) {      \
+    norm<T, lanes, items>(r);                                                      \
+  }                                                                                \
+  extern "C" __global__ void __launch_bounds__(kThreads)                           \
+      norm_back_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) { \
+    norm_back<T, lanes, items>(r);                                                 \
+  }
+#define LINNET_NORMS(suffix, T)                                                                                       \
+  LINNET_NORM(suffix, T, 16, 1)                                                                                       \
+  LINNET_NORM(suffix, T, 32, 1)                                                                                       \
+  LINNET_NORM(suffix, T, 32, 4)                                                                                       \
+  LINNET_NORM(suffix, T, 256, 1)                                                                                      \
+  LINNET_NORM(suffix, T, 256, 4)                                                                                      \
+  extern "C" __global__ void __launch_bounds__(kThreads) norm_any_##suffix(const __grid_constant__ NormRows r) {      \
+    norm_any<T>(r);                                                                                                   \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(kThreads) norm_back_any_##suffix(const __grid_constant__ NormRows r) { \
+    norm_back_any<T>(r);                                                                                              \
+  }
+LINNET_NORMS(f32, float)
+LINNET_NORMS(bf16, __nv_bfloat16)
+LINNET_NORMS(f16, __half)
+
+// The weight's gradient [heads, width], each of which may be 1: all parts, and what was broadcast, in one order.
+extern "C" __global__ void __launch_bounds__(kThreads) sum_weights(const __grid_constant__ NormRows r, void* out, int type,
+                                                                   int heads, int width, int64_t stride_h, int64_t stride_v) {
+  __shared__ float parts[kThreads / 32];
+  const int i = blockIdx.x / width, j = blockIdx.x % width, all = r.together ? 1 : r.H;
+  const int first = heads == 1 ? 0 : i, count = heads == 1 ? all : 1, columns = width == 1 ? r.V : 1;
+  const int64_t total = static_cast<int64_t>(count) * r.parts * columns;
+  float sum = 0;
+  for (int64_t k = threadIdx.x; k < total; k += kThreads) {
+    const int64_t row = k / columns;
+    sum += r.sums[(static_cast<int64_t>(first) * r.parts + row) * r.V + (width == 1 ? k % columns : j)];
+  }
+  sum = ptx::sum_block<kThreads>(sum, parts);
+  if (threadIdx.x == 0) ptx::store(out, static_cast<Dtype>(type), i * stride_h + j * stride_v, sum);
+}
+
+}  // namespace linnet::cuda
