@@ -63,7 +63,15 @@ Split split(const Engine& e, int64_t write_tokens, float* state, float* z) {
   return two;
 }
 
+// Normalised: out = num / den, den = scale phi(q) . z + eps, and z is a column of the state whose value is 1. So the gradients
+// are those of V + 1 columns: of dout / den, with -(out . dout) / den as the last one.
+struct Wide {
+  float *dout = nullptr, *v = nullptr;                               // [B, T, H, V+1], [B, S, Hv, V+1]
+  float *initial = nullptr, *dfinal = nullptr, *dinitial = nullptr;  // [N, H, K, V+1]
+};
+
 struct Scratch {
+  Wide wide;
   float* parts = nullptr;  // [B, T or S, H, width]: a gradient before its heads are added
   float* state = nullptr;  // not causal: [N, H, K, V]
   float* z = nullptr;
@@ -73,6 +81,22 @@ struct Scratch {
 struct Plan {
   const LinearArgs& args;
   LinearShape s;
+  Wide wide = {};
+
+  // Where the gradients take dout, v and the states from.
+  int64_t columns() const { return args.normalize ? s.V + 1 : s.V; }
+  Rows dout_rows(const LinearGrads& grads) const {
+    return args.normalize ? dense_rows(wide.dout, s.T, s.H, s.V + 1) : rows_of(grads.dout, s.H);
+  }
+  Rows v_rows() const {
+    if (!args.normalize) return rows_of(args.v, s.H);
+    Rows rows = dense_rows(wide.v, s.S, s.Hv, s.V + 1);
+    rows.group = static_cast<int32_t>(s.H / (s.Hv > 0 ? s.Hv : 1));
+    return rows;
+  }
+  States state_of(float* widened, const View& view) const {
+    return args.normalize ? dense_states(widened, s.H, s.K, s.V + 1) : states_of(view);
+  }
 
   Engine forward(const LinearOut& out) const {
     Engine e = engine_of(args, s);
@@ -94,26 +118,28 @@ struct Plan {
   // dq_i = scale sum_{j <= i} (dout_i . v_j) phi(k_j): the forward with (q, k, v) := (dout, v, k).
   Engine dq(const LinearGrads& grads) const {
     Engine e = transposed_engine();
-    e.q = rows_of(grads.dout, s.H);
-    e.k = rows_of(args.v, s.H);
+    e.q = dout_rows(grads);
+    e.k = v_rows();
     e.v = rows_of(args.k, s.H, map_of(args.map));
     e.write_mask = mask_of(args);
     e.out_source = rows_of(args.q, s.H, map_of(args.map));
-    e.initial = transposed(states_of(args.initial_state));
+    e.initial = transposed(state_of(wide.initial, args.initial_state));
     return e;
   }
   // dk_j = R_j v_j with R_j = dfinal_state + scale sum_{i >= j} phi(q_i) dout_i^T: (v, dout, q) in reverse.
   Engine dk(const LinearGrads& grads) const {
     Engine e = transposed_engine();
-    e.q = rows_of(args.v, s.H);
-    e.k = rows_of(grads.dout, s.H);
+    e.q = v_rows();
+    e.k = dout_rows(grads);
     e.v = rows_of(args.q, s.H, map_of(args.map));
     e.reverse = true;
     e.out_source = rows_of(args.k, s.H, map_of(args.map));
     e.out_mask = mask_of(args);
-    e.out_bias = transposed(vectors_of(grads.dfinal_z));
-    e.initial = transposed(states_of(grads.dfinal_state));
-    e.final = transposed(states_of(grads.dinitial_state));
+    if (!args.normalize) e.out_bias = transposed(vectors_of(grads.dfinal_z));
+    e.initial = transposed(state_of(wide.dfinal, grads.dfinal_state));
+    if (args.normalize || grads.dinitial_state.given()) {
+      e.final = transposed(state_of(wide.dinitial, grads.dinitial_state));
+    }
     scale_state(&e);
     return e;
   }
@@ -122,7 +148,7 @@ struct Plan {
     Engine e = engine_of(args, s);
     e.q = rows_of(args.k, s.H, map_of(args.map));
     e.k = rows_of(args.q, s.H, map_of(args.map));
-    e.v = rows_of(grads.dout, s.H);
+    e.v = dout_rows(grads);  // without the last column
     e.reverse = true;
     e.out_mask = mask_of(args);
     e.initial = states_of(grads.dfinal_state);
@@ -132,7 +158,7 @@ struct Plan {
   }
   Engine transposed_engine() const {
     Engine e = engine_of(args, s);
-    e.K = static_cast<int32_t>(s.V);
+    e.K = static_cast<int32_t>(columns());
     e.V = static_cast<int32_t>(s.K);
     return e;
   }
@@ -166,7 +192,8 @@ struct Plan {
       }
       if (e.out.data != nullptr) run_engine(launch, two.read, scratch.engine);
     }
-    if (grouped) sum_groups(launch, rows_of(result, heads), scratch.parts, s.B, tokens, heads, group, e.V);
+    if (grouped)
+      sum_groups(launch, rows_of(result, heads), dense_rows(scratch.parts, tokens, s.H, e.V), s.B, tokens, heads, group, e.V);
   }
 };
 
@@ -174,13 +201,25 @@ Scratch cut(Arena& arena, const Plan& plan, Pass pass) {
   const LinearShape& s = plan.s;
   Scratch scratch;
   if (!plan.args.causal) {
-    scratch.state = arena.take<float>(s.N * s.H * s.K * s.V);
+    scratch.state = arena.take<float>(s.N * s.H * s.K * plan.columns());
     scratch.z = arena.take<float>(s.N * s.H * s.K);
   }
   Engine e = engine_of(plan.args, s);
   if (pass == Pass::backward) {
     const int64_t tokens = s.T > s.S ? s.T : s.S, width = s.K > s.V ? s.K : s.V;
+    if (plan.args.normalize) {
+      const int64_t states = s.N * s.H * s.K * (s.V + 1);
+      scratch.wide.dout = arena.take<float>(s.B * s.T * s.H * (s.V + 1));
+      scratch.wide.v = arena.take<float>(s.B * s.S * s.Hv * (s.V + 1));
+      for (float** state : {&scratch.wide.initial, &scratch.wide.dfinal, &scratch.wide.dinitial}) {
+        *state = arena.take<float>(states);
+      }
+    }
     if (s.Hq != s.H || s.Hk != s.H || s.Hv != s.H) scratch.parts = arena.take<float>(s.B * tokens * s.H * width);
+  }
+  if (pass == Pass::backward) e.V = static_cast<int32_t>(plan.columns());
+  if (plan.args.causal && (pass == Pass::backward || !plan.args.normalize)) {
+    e.q = rows_of(plan.args.q, s.H, map_of(plan.args.map));  // what the choice of kernels looks at
   }
   scratch.engine = cut_engine(arena, e);
   return scratch;
@@ -192,7 +231,9 @@ const char* linear_refuses(const LinearArgs& args, Pass pass) {
   if (const char* reason = refuses_map(args)) return reason;
   if (pass == Pass::forward) return nullptr;
   const LinearShape s = linear_shape(args);
-  if (args.normalize) return "the CUDA kernels have no backward of the normaliser";
+  if (args.normalize && s.V >= kMaxStepWidth) {
+    return "the CUDA backward of the normaliser takes values of at most 255 channels";
+  }
   if (s.V > kMaxStepWidth) return "the CUDA backward takes values of at most 256 channels";
   if (s.scale == 0) return "the CUDA backward needs a scale other than 0";
   return nullptr;
@@ -217,20 +258,44 @@ void linear_forward(const LinearArgs& args, const LinearOut& out, const Launch& 
   run_engine(launch, two.read, scratch.engine);
 }
 
-void linear_backward(const LinearArgs& args, const LinearOut&, const LinearGrads& grads, const Launch& launch) {
-  const Plan plan = {args, linear_shape(args)};
+void linear_backward(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads, const Launch& launch) {
+  Plan plan = {args, linear_shape(args)};
   const LinearShape& s = plan.s;
   Arena arena(launch.workspace);
   const Scratch scratch = cut(arena, plan, Pass::backward);
+  plan.wide = scratch.wide;
+  // The state [K, V] and the sums [K] in the columns of one.
+  const auto state_part = [&](float* wide) { return States{wide, s.H * s.K * (s.V + 1), s.K * (s.V + 1), s.V + 1, 1}; };
+  const auto z_part = [&](float* wide) { return States{wide + s.V, s.H * s.K * (s.V + 1), s.K * (s.V + 1), s.V + 1, 1}; };
+  if (args.normalize) {
+    const int64_t rows = s.B * s.T * s.H, values = s.B * s.S * s.Hv;
+    const int32_t H = static_cast<int32_t>(s.H), Hv = static_cast<int32_t>(s.Hv), V = static_cast<int32_t>(s.V);
+    enqueue(launch, {"linear_rows_cuda", "widen_gradient", 256}, {(rows + 7) / 8}, rows_of(grads.dout, s.H),
+            rows_of(out.out, s.H), scalars_of(out.den), rows, s.T, H, V, plan.wide.dout);
+    enqueue(launch, {"linear_rows_cuda", "widen_values", 256}, {(values + 7) / 8}, rows_of(args.v, s.Hv), values, s.S, Hv, V,
+            plan.wide.v);
+    copy_states(launch, state_part(plan.wide.initial), states_of(args.initial_state), s.N, s.H, s.K, s.V);
+    copy_states(launch, z_part(plan.wide.initial), vectors_of(args.initial_z), s.N, s.H, s.K, 1);
+    copy_states(launch, state_part(plan.wide.dfinal), states_of(grads.dfinal_state), s.N, s.H, s.K, s.V);
+    copy_states(launch, z_part(plan.wide.dfinal), vectors_of(grads.dfinal_z), s.N, s.H, s.K, 1);
+  }
   if (grads.dq.given()) plan.run(launch, plan.dq(grads), grads.dq, s.T, s.S, scratch);
-  if (grads.dk.given()) {
+  const bool states = grads.dinitial_state.given() || (args.normalize && grads.dinitial_z.given());
+  const bool by_dk = states && (args.normalize || !grads.dv.given());  // which walk leaves the gradient of the state
+  if (grads.dk.given() || by_dk) {
     Engine e = plan.dk(grads);
-    if (grads.dv.given()) e.final = States();  // once is enough
+    if (!by_dk) e.final = States();  // once is enough
     plan.run(launch, e, grads.dk, s.S, s.T, scratch);
   }
-  const bool states = grads.dinitial_state.given() && !grads.dk.given();
-  if (grads.dv.given() || states) plan.run(launch, plan.dv(grads), grads.dv, s.S, s.T, scratch);
-  if (grads.dinitial_z.given()) {
+  if (grads.dv.given()) {
+    Engine e = plan.dv(grads);
+    if (by_dk) e.final = States();
+    plan.run(launch, e, grads.dv, s.S, s.T, scratch);
+  }
+  if (args.normalize) {
+    copy_states(launch, states_of(grads.dinitial_state), state_part(plan.wide.dinitial), s.N, s.H, s.K, s.V);
+    copy_states(launch, vectors_of(grads.dinitial_z), z_part(plan.wide.dinitial), s.N, s.H, s.K, 1);
+  } else if (grads.dinitial_z.given()) {
     copy_states(launch, vectors_of(grads.dinitial_z), vectors_of(grads.dfinal_z), s.N, s.H, s.K, 1);
   }
 }

@@ -1,8 +1,7 @@
-// The recurrence family on the GPU: every call is one engine, or three for the gradients of one without decay and beta.
-#include <utility>
-
+// The recurrence family on the GPU: every call is one engine; gradients are several (recurrence_gradients.h), or the kernels of
+// the delta rules.
 #include "mechanisms/recurrence/recurrence_delta_launch.h"
-#include "mechanisms/recurrence/recurrence_launch.h"
+#include "mechanisms/recurrence/recurrence_gradients.h"
 #include "recurrence.h"
 #include "recurrence_shape.h"
 
@@ -46,6 +45,11 @@ Engine forward_engine(const RecurrenceArgs& args) {
   return e;
 }
 
+bool is_grouped(const RecurrenceArgs& args) {
+  const RecurrenceShape s = recurrence_shape(args);
+  return s.Hq != s.H || s.Hk != s.H || s.Hv != s.H;
+}
+
 template <class Args>
 const char* refuses(const Args& args) {
   if (args.q.dtype == Dtype::f64) return "the CUDA kernels have no f64";
@@ -65,8 +69,8 @@ const char* recurrence_refuses(const RecurrenceArgs& args, Pass pass) {
                                                                  : "the CUDA backward with beta takes bf16, keys and values of "
                                                                    "64 or 128 channels, one decay per head, no l2_norm";
   }
-  if (args.g.given() || args.g_head.given() || args.l2_norm) {
-    return "the CUDA kernels have no backward with decays or l2_norm";
+  if (s.per_channel || args.l2_norm) {
+    return "the CUDA kernels have no backward with decays per channel or l2_norm";
   }
   if (s.V > kMaxStepWidth) return "the CUDA backward takes values of at most 256 channels";
   if (s.scale == 0) return "the CUDA backward needs a scale other than 0";
@@ -132,8 +136,9 @@ void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, co
   d.dfinal = states_of(grads.dfinal_state);
   d.dinitial = states_of(grads.dinitial_state);
   run_delta_gradients(launch, call.e, d, call.scratch);
-  const auto add = [&](const View& view, const float* parts, int64_t heads, int64_t width) {
-    if (view.given() && parts != nullptr) sum_groups(launch, rows_of(view, heads), parts, s.B, s.T, heads, s.H / heads, width);
+  const auto add = [&](const View& view, float* parts, int64_t heads, int64_t width) {
+    if (view.given() && parts != nullptr)
+      sum_groups(launch, rows_of(view, heads), dense_rows(parts, s.T, s.H, width), s.B, s.T, heads, s.H / heads, width);
   };
   add(grads.dq, call.dq, s.Hq, s.K);
   add(grads.dk, call.dk, s.Hk, s.K);
@@ -143,15 +148,15 @@ void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, co
 }  // namespace
 
 int64_t recurrence_workspace(const RecurrenceArgs& args, Pass pass, int) {
-  const RecurrenceShape s = recurrence_shape(args);
+  const Engine e = forward_engine(args);
   Arena arena;
-  if (pass == Pass::backward && args.beta.given()) {
+  if (pass == Pass::forward) {
+    cut_engine(arena, e);
+  } else if (args.beta.given()) {
     cut_call(arena, args);
-    return arena.used();
+  } else {
+    cut_gradients(arena, e, is_grouped(args));
   }
-  const bool grouped = s.Hq != s.H || s.Hk != s.H || s.Hv != s.H;
-  if (pass == Pass::backward && grouped) arena.take<float>(s.B * s.T * s.H * (s.K > s.V ? s.K : s.V));
-  cut_engine(arena, forward_engine(args));
   return arena.used();
 }
 
@@ -164,54 +169,21 @@ void recurrence_forward(const RecurrenceArgs& args, const RecurrenceOut& out, co
   run_engine(launch, e, cut_engine(arena, e));
 }
 
-// Without decay and beta: dq is the forward with (q, k, v) := (dout, v, k); dk and dv are walks in reverse with (v, dout, q)
-// and (k, q, dout), whose state R is kept as R / scale.
 void recurrence_backward(const RecurrenceArgs& args, const RecurrenceOut&, const RecurrenceGrads& grads, const Launch& launch) {
   if (args.beta.given()) return delta_backward(args, grads, launch);
-  const RecurrenceShape s = recurrence_shape(args);
-  const Engine base = forward_engine(args);
+  Gradients g;
+  g.base = forward_engine(args);
+  g.dout = rows_of(grads.dout, g.base.H);
+  g.dq = grads.dq;
+  g.dk = grads.dk;
+  g.dv = grads.dv;
+  g.dg = scalars_of(grads.dg);
+  g.dg_head = grads.dg_head;
+  g.initial = states_of(args.initial_state);
+  g.dfinal = states_of(grads.dfinal_state);
+  g.dinitial = states_of(grads.dinitial_state);
   Arena arena(launch.workspace);
-  const bool grouped = s.Hq != s.H || s.Hk != s.H || s.Hv != s.H;
-  float* parts = grouped ? arena.take<float>(s.B * s.T * s.H * (s.K > s.V ? s.K : s.V)) : nullptr;
-  const EngineScratch scratch = cut_engine(arena, base);
-  const auto run = [&](Engine e, const View& result) {
-    const int64_t heads = result.given() ? result.size[2] : s.H;
-    const bool adds = result.given() && heads != s.H;
-    if (result.given()) e.out = adds ? dense_rows(parts, s.T, s.H, e.V) : rows_of(result, s.H);
-    run_engine(launch, e, scratch);
-    if (adds) sum_groups(launch, rows_of(result, heads), parts, s.B, s.T, heads, s.H / heads, e.V);
-  };
-  const auto engine = [&](const Rows& q, const Rows& k, const Rows& v, bool swapped) {
-    Engine e = base;
-    e.q = q;
-    e.k = k;
-    e.v = v;
-    if (swapped) std::swap(e.K, e.V);
-    return e;
-  };
-  const Rows dout = rows_of(grads.dout, s.H);
-  if (grads.dq.given()) {
-    Engine e = engine(dout, base.v, base.k, true);
-    e.initial = transposed(states_of(args.initial_state));
-    run(e, grads.dq);
-  }
-  const auto reversed = [&](Engine e) {
-    e.reverse = true;
-    e.in_factor = 1 / e.scale;
-    e.out_factor = e.scale;
-    return e;
-  };
-  if (grads.dk.given()) {
-    Engine e = reversed(engine(base.v, dout, base.q, true));
-    e.initial = transposed(states_of(grads.dfinal_state));
-    run(e, grads.dk);
-  }
-  if (grads.dv.given() || grads.dinitial_state.given()) {
-    Engine e = reversed(engine(base.k, base.q, dout, false));
-    e.initial = states_of(grads.dfinal_state);
-    e.final = states_of(grads.dinitial_state);
-    run(e, grads.dv);
-  }
+  run_gradients(launch, g, cut_gradients(arena, g.base, is_grouped(args)));
 }
 
 const char* recurrence_decode_refuses(const RecurrenceDecodeArgs& args, Pass) { return refuses(args); }

@@ -33,6 +33,24 @@ struct States {
   int64_t stride_n = 0, stride_h = 0, stride_row = 0, stride_column = 1;
 };
 
+// g of an Engine as mamba_ssd has it: g holds dt, delta = clamp(softplus(dt + bias)), the log decay is delta A, and delta
+// multiplies what is written. Off without A.
+struct StepSizes {
+  const float* A = nullptr;  // [H]
+  int64_t stride_A = 0;
+  const void* bias = nullptr;  // [H]
+  int64_t stride_bias = 0;
+  Dtype bias_dtype = Dtype::none;
+  float low = 0, high = 0;
+};
+// What becomes of its result: out = (o + D v) z sigmoid(z); either may be absent.
+struct Finish {
+  const void* D = nullptr;  // [H, V]
+  int64_t stride_h = 0, stride_v = 0;
+  Dtype dtype = Dtype::none;
+  Rows z;
+};
+
 struct Engine {
   int64_t N = 0, T = 0;  // sequences; tokens of a batch row
   int32_t H = 0, K = 0, V = 0;
@@ -58,6 +76,23 @@ struct Engine {
   States initial_z, final_z;  // [N, H, K, 1]: sums of the keys
   bool sums = false;          // keep z: normalise, or final_z is wanted
   Rows den;                   // [B, T, H] f32, when normalised
+  // The state before every chunk of 64 tokens (in reverse: behind it), for the gradient of g: [slots, H, K, V] of the type
+  // saved_dtype by the step and chunk kernels; as the operands of the tile kernel, f16 ones in units [slots, H, V], by that
+  // one.
+  void* saved = nullptr;
+  float* saved_units = nullptr;
+  StepSizes steps;
+  Finish finish;
+  bool untiled = false;  // not the tile kernel, whatever it could take
 };
+
+constexpr Dtype saved_dtype(Dtype dtype, int32_t K, int32_t V) {
+  return dtype == Dtype::bf16 && K % 64 == 0 && V % 64 == 0 ? Dtype::bf16 : Dtype::f32;  // as large as the tile kernel's
+}
+// The place of a chunk's saved state: sequence n begins at token `begin` of its batch row.
+constexpr int64_t saved_slot(const Engine& e, int64_t n, int64_t begin, int64_t chunk) {
+  return e.offsets == nullptr ? n * ((e.T + 63) / 64) + chunk : begin / 64 + n + chunk;
+}
+constexpr int64_t saved_slots(const Engine& e) { return e.offsets == nullptr ? e.N * ((e.T + 63) / 64) : e.T / 64 + e.N; }
 
 }  // namespace linnet::cuda

@@ -28,12 +28,16 @@ __device__ void decode(const Engine& e) {
     const int row = first + 16 * i;
     S[i] = mine && row < e.K ? __ldcs(reinterpret_cast<const float4*>(from + row * e.initial.stride_row)) : float4{0, 0, 0, 0};
   }
+  const bool steps = e.steps.A != nullptr;
+  const float delta =
+      steps ? step_size(e.steps, ptx::load(e.g.data, e.g.dtype, row_of(e.g, n, 0, h)) + step_bias(e.steps, h)) : 1;
   float product = 0;
   for (int c = thread; c < kWidth; c += 128) {
     const bool in = c < e.K;
     const float kc = in ? apply(e.k.map, ptx::load(e.k.data, e.k.dtype, row_of(e.k, n, 0, h) + c)) : 0;
     const float qc = in ? apply(e.q.map, ptx::load(e.q.data, e.q.dtype, row_of(e.q, n, 0, h) + c)) : 0;
-    const float g = e.g_width == 0 || !in ? 0 : ptx::load(e.g.data, e.g.dtype, row_of(e.g, n, 0, h) + (e.g_width > 1 ? c : 0));
+    float g = e.g_width == 0 || !in ? 0 : ptx::load(e.g.data, e.g.dtype, row_of(e.g, n, 0, h) + (e.g_width > 1 ? c : 0));
+    if (steps) g = in ? step_decay(delta, e.steps.A[h * e.steps.stride_A]) : 0;
     const bool near = g > kMinusLog2;
     q[c] = qc;
     k[c] = kc;
@@ -68,8 +72,8 @@ __device__ void decode(const Engine& e) {
   __syncthreads();
   if (!mine) return;
   const float qk = products[0] + products[1] + products[2] + products[3];
-  const bool delta = e.beta.data != nullptr;
-  const float beta = delta ? e.beta_factor * ptx::load(e.beta.data, e.beta.dtype, row_of(e.beta, n, 0, h)) : 1;
+  const bool corrects = e.beta.data != nullptr;
+  const float beta = corrects ? e.beta_factor * ptx::load(e.beta.data, e.beta.dtype, row_of(e.beta, n, 0, h)) : 1;
   float u[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
@@ -79,9 +83,14 @@ __device__ void decode(const Engine& e) {
       rq += reinterpret_cast<const float*>(&from_q[i][lane % 8])[j];
     }
     const float v = apply(e.v.map, ptx::load(e.v.data, e.v.dtype, row_of(e.v, n, 0, h) + column + j));
-    u[j] = delta ? beta * (v - rk) : v;
+    u[j] = corrects ? beta * (v - rk) : delta * v;
     if (thread < 8) {
-      ptx::store(const_cast<void*>(e.out.data), e.out.dtype, row_of(e.out, n, 0, h) + column + j, e.scale * fmaf(qk, u[j], rq));
+      float o = fmaf(skip_of(e.finish, h, column + j), v, e.scale * fmaf(qk, u[j], rq));
+      if (e.finish.z.data != nullptr) {
+        const float z = ptx::load(e.finish.z.data, e.finish.z.dtype, row_of(e.finish.z, n, 0, h) + column + j);
+        o *= z * sigmoid(z);
+      }
+      ptx::store(const_cast<void*>(e.out.data), e.out.dtype, row_of(e.out, n, 0, h) + column + j, o);
     }
   }
 #pragma unroll

@@ -1,6 +1,7 @@
 #include "mechanisms/recurrence/recurrence_launch.h"
 
 #include "mechanisms/recurrence/recurrence_channel.h"
+#include "mechanisms/recurrence/recurrence_chunk.h"
 #include "mechanisms/recurrence/recurrence_delta_launch.h"
 #include "mechanisms/recurrence/recurrence_tile.h"
 
@@ -8,6 +9,7 @@ namespace linnet::cuda {
 namespace {
 
 constexpr const char* kStepImage = "recurrence_step_cuda";
+constexpr const char* kChunkImage = "recurrence_chunk_cuda";
 constexpr int64_t kMaxBlocks = 4096;  // of the kernels that walk over elements
 
 int64_t blocks_for(int64_t elements) {
@@ -56,8 +58,9 @@ bool has_tiles(const Engine& e) {
   const Dtype dtype = e.q.dtype;
   const bool plain = e.g_width <= 1 && e.write_mask == nullptr && e.out_mask == nullptr && e.out_bias.data == nullptr &&
                      !e.normalize && !e.l2_norm && e.out_source.map == Map::identity;
-  return plain && is_16_bit(dtype) && is_tile_width(e.K) && is_tile_width(e.V) && e.N > 0 && e.T > 0 && e.scale != 0 &&
-         is_aligned(e.q, dtype) && is_aligned(e.k, dtype) && is_aligned(e.v, dtype) && is_aligned(e.out, dtype);
+  return plain && !e.untiled && is_16_bit(dtype) && is_tile_width(e.K) && is_tile_width(e.V) && e.N > 0 && e.T > 0 &&
+         e.scale != 0 && (e.finish.z.data == nullptr || is_aligned(e.finish.z, dtype)) && is_aligned(e.q, dtype) &&
+         is_aligned(e.k, dtype) && is_aligned(e.v, dtype) && is_aligned(e.out, dtype);
 }
 
 bool encode_all(const Launch& launch, const Engine& e, Tile* tile) {
@@ -78,7 +81,13 @@ void run_tiles(const Launch& launch, const Engine& e, const EngineScratch& scrat
        {{"tile_f16_128_64", "tile_f16_128_64_decay"}, {"tile_f16_128_128", "tile_f16_128_128_decay"}}},
       {{{"tile_bf16_64_64", "tile_bf16_64_64_decay"}, {"tile_bf16_64_128", "tile_bf16_64_128_decay"}},
        {{"tile_bf16_128_64", "tile_bf16_128_64_decay"}, {"tile_bf16_128_128", "tile_bf16_128_128_decay"}}}};
-  const Kernel kernel = {image, kNames[bf16][e.K == 128][e.V == 128][decays], tile_threads(e.V), tile_shared_bytes(e.K, e.V)};
+  static constexpr const char* kSteps[2][2][2] = {
+      {{"ssd_f16_64_64", "ssd_f16_64_128"}, {"ssd_f16_128_64", "ssd_f16_128_128"}},
+      {{"ssd_bf16_64_64", "ssd_bf16_64_128"}, {"ssd_bf16_128_64", "ssd_bf16_128_128"}}};
+  const bool wide_k = e.K == 128, wide_v = e.V == 128, steps = e.steps.A != nullptr;
+  const Kernel kernel = {steps ? "recurrence_ssd_cuda" : image,
+                         steps ? kSteps[bf16][wide_k][wide_v] : kNames[bf16][wide_k][wide_v][decays], tile_threads(e.V),
+                         tile_shared_bytes(e.K, e.V)};
   const int64_t segments = segments_of(e), heads = e.N * e.H;
   if (segments > 1) {
     tile.states = scratch.segments;
@@ -140,6 +149,41 @@ void run_channels(const Launch& launch, const Engine& e, const EngineScratch& sc
   enqueue(launch, {kImage, kNames[e.K == 128][e.V == 128], threads, bytes}, {heads, segments}, tile);
 }
 
+// The chunked kernel on the multiply-add units: what is worth it for this shape, and the calls that it takes.
+bool has_chunks(const Engine& e) {
+  constexpr int64_t kFewTokens = 32;
+  const bool mapped = e.q.map != Map::identity || e.k.map != Map::identity || e.v.map != Map::identity;
+  const bool tiles = is_16_bit(e.q.dtype) && is_tile_width(e.K) && is_tile_width(e.V) && !mapped;
+  return e.q.dtype != Dtype::none && !tiles && e.K > 0 && e.K <= 128 && e.V > 0 && e.V <= 128 && e.T >= kFewTokens && e.N > 0 &&
+         e.g_width <= 1 && e.beta.data == nullptr && !e.normalize && !e.l2_norm;
+}
+bool is_chunked(const Engine& e) {
+  return has_chunks(e) && e.q.data != nullptr && e.k.data != nullptr && e.v.data != nullptr && e.out.data != nullptr &&
+         (e.saved == nullptr || saved_dtype(e.v.dtype, e.K, e.V) == Dtype::f32);
+}
+bool is_vector(const Rows& rows) {
+  const int64_t size = rows.dtype == Dtype::f32 ? 4 : 8;
+  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride_b % size == 0 && rows.stride_t % size == 0 &&
+         rows.stride_h % size == 0;
+}
+void run_chunks(const Launch& launch, const Engine& e, float* scratch) {
+  Chunks c;
+  c.e = e;
+  c.states = e.saved != nullptr ? static_cast<float*>(e.saved) : scratch;
+  c.totals = scratch + saved_slots(e) * e.H * e.K * e.V;
+  c.vectors = is_vector(e.q) && is_vector(e.k) && is_vector(e.v) && is_vector(e.out);
+  static constexpr const char* kStates[2][2] = {{"chunk_states_64_64", "chunk_states_64_128"},
+                                                {"chunk_states_128_64", "chunk_states_128_128"}};
+  static constexpr const char* kOutputs[2][2] = {{"chunk_outputs_64_64", "chunk_outputs_64_128"},
+                                                 {"chunk_outputs_128_64", "chunk_outputs_128_128"}};
+  const bool wide_k = e.K > 64, wide_v = e.V > 64;
+  const int K = wide_k ? 128 : 64, V = wide_v ? 128 : 64;
+  const Grid grid = {e.N * e.H, (e.T + 63) / 64};
+  enqueue(launch, {kChunkImage, kStates[wide_k][wide_v], 256, chunk_states_bytes(K, V)}, grid, c);
+  enqueue(launch, {kChunkImage, "fold_chunks", 256}, {(e.N * e.H * e.K * e.V + 255) / 256}, c);
+  enqueue(launch, {kChunkImage, kOutputs[wide_k][wide_v], 256, chunk_outputs_bytes(K, V)}, grid, c);
+}
+
 // One token in place, in rows that 16-byte accesses can take.
 bool is_decode(const Engine& e) {
   return e.T == 1 && e.N > 0 && e.initial.data != nullptr && e.initial.data == e.final.data && !e.sums && !e.l2_norm &&
@@ -174,8 +218,8 @@ States vectors_of(const View& view) {
   if (!view.given()) return {};
   return {static_cast<float*>(view.data), view.stride[0], view.stride[1], view.stride[2], 0};
 }
-Rows dense_rows(float* data, int64_t T, int64_t H, int64_t width) {
-  return {data, T * H * width, H * width, width, 1, Dtype::f32, Map::identity};
+Rows dense_rows(void* data, int64_t T, int64_t H, int64_t width, Dtype dtype) {
+  return {data, T * H * width, H * width, width, 1, dtype, Map::identity};
 }
 States dense_states(float* data, int64_t H, int64_t rows, int64_t columns) {
   return {data, H * rows * columns, rows * columns, columns, 1};
@@ -190,6 +234,11 @@ EngineScratch cut_engine(Arena& arena, const Engine& e) {
     return scratch;
   }
   const int64_t segments = segments_of(e);
+  if (has_chunks(e)) {
+    EngineScratch scratch;
+    scratch.chunks = arena.take<float>(saved_slots(e) * e.H * (static_cast<int64_t>(e.K) * e.V + 1));
+    return scratch;
+  }
   if (segments == 1 || !is_tile_width(e.K) || !is_tile_width(e.V)) return {};
   return {arena.take<float>((segments - 1) * e.N * e.H * (static_cast<int64_t>(e.K) * e.V + (e.g_width > 1 ? e.g_width : 1)))};
 }
@@ -204,16 +253,20 @@ void run_engine(const Launch& launch, const Engine& e, const EngineScratch& scra
   } else if (is_tiled(e)) {
     run_tiles(launch, e, scratch);
     if (e.final_z.data != nullptr) enqueue(launch, {kStepImage, "sum_keys", 256}, {e.N * e.H, (e.K + 31) / 32}, e);
+  } else if (scratch.chunks != nullptr && is_chunked(e)) {
+    run_chunks(launch, e, scratch.chunks);
+    if (e.final_z.data != nullptr) enqueue(launch, {kStepImage, "sum_keys", 256}, {e.N * e.H, (e.K + 31) / 32}, e);
   } else {
     run_steps(launch, e);
   }
 }
 
-void sum_groups(const Launch& launch, const Rows& out, const float* part, int64_t B, int64_t T, int64_t heads, int64_t group,
+void sum_groups(const Launch& launch, const Rows& out, const Rows& part, int64_t B, int64_t T, int64_t heads, int64_t group,
                 int64_t width) {
-  const int counts[3] = {static_cast<int>(heads), static_cast<int>(group), static_cast<int>(width)};
-  enqueue(launch, {kStepImage, "sum_groups", 256}, {blocks_for(B * T * heads * width)}, out, part, B, T, counts[0], counts[1],
-          counts[2]);
+  const int counts[4] = {static_cast<int>(part.dtype), static_cast<int>(heads), static_cast<int>(group),
+                         static_cast<int>(width)};
+  enqueue(launch, {kStepImage, "sum_groups", 256}, {blocks_for(B * T * heads * width)}, out, part.data, counts[0], B, T,
+          counts[1], counts[2], counts[3]);
 }
 
 void copy_states(const Launch& launch, const States& to, const States& from, int64_t N, int64_t H, int64_t rows,

@@ -15,7 +15,7 @@ Rows scalars_of(const View& view);
 States states_of(const View& view);   // [N, H, rows, columns]
 States transposed(States states);     // read as [N, H, columns, rows]
 States vectors_of(const View& view);  // [N, H, rows] as [N, H, rows, 1]
-Rows dense_rows(float* data, int64_t T, int64_t H, int64_t width);
+Rows dense_rows(void* data, int64_t T, int64_t H, int64_t width, Dtype dtype = Dtype::f32);
 States dense_states(float* data, int64_t H, int64_t rows, int64_t columns);
 
 // Cuts what run_engine needs from an arena; the same cuts on a null arena tell its size.
@@ -29,6 +29,7 @@ struct DeltaScratch {  // recurrence_delta.h
 struct EngineScratch {
   float* segments = nullptr;  // [segments of a sequence, N, H, K, V]: states between segments
   DeltaScratch delta;
+  float* chunks = nullptr;  // [slots, H, K, V] and [slots, H]: states between chunks
 };
 EngineScratch cut_engine(Arena& arena, const Engine& engine);
 // Enqueues the engine; a failure is in launch.error.
@@ -41,7 +42,7 @@ bool is_aligned(const Rows& rows, Dtype dtype);
 bool encode_rows(TensorMap* map, const Engine& e, const Rows& rows, int32_t width);
 
 // out[.., head, ..] = the sum over its group, in order.
-void sum_groups(const Launch& launch, const Rows& out, const float* part, int64_t B, int64_t T, int64_t heads, int64_t group,
+void sum_groups(const Launch& launch, const Rows& out, const Rows& part, int64_t B, int64_t T, int64_t heads, int64_t group,
                 int64_t width);
 void copy_states(const Launch& launch, const States& to, const States& from, int64_t N, int64_t H, int64_t rows,
                  int64_t columns);

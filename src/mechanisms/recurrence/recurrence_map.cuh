@@ -2,6 +2,7 @@
 #pragma once
 
 #include "mechanisms/recurrence/recurrence_cuda.h"
+#include "ptx/numbers.cuh"
 
 namespace linnet::cuda {
 
@@ -32,6 +33,17 @@ __device__ inline float derivative(Map map, float x) {
     case Map::exp: return expf(x);
   }
   return 1;
+}
+
+__device__ inline float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
+__device__ inline float step_bias(const StepSizes& s, int h) {
+  return s.bias == nullptr ? 0 : ptx::load(s.bias, s.bias_dtype, h * s.stride_bias);
+}
+__device__ inline float step_size(const StepSizes& s, float biased) { return fminf(fmaxf(softplus(biased), s.low), s.high); }
+// The log decay of a step; a step of 0 decays nothing, however fast the rate.
+__device__ inline float step_decay(float delta, float A) { return delta == 0 ? 0 : delta * A; }
+__device__ inline float skip_of(const Finish& f, int h, int column) {
+  return f.D == nullptr ? 0 : ptx::load(f.D, f.dtype, h * f.stride_h + column * f.stride_v);
 }
 
 // Offsets come from the caller's memory on the GPU, unchecked: they are bounded here.

@@ -104,6 +104,7 @@ __device__ void step(const Engine& e) {
       }
     }
   };
+  const float rate = e.steps.A == nullptr ? 0 : e.steps.A[h * e.steps.stride_A], bias = step_bias(e.steps, h);
   const auto decay = [&](int64_t t) {  // the decay of token t, or none where there is no such token
     if (e.g_width == 0) return;
     const bool none = t < begin || t >= end;
@@ -116,7 +117,8 @@ __device__ void step(const Engine& e) {
         P[i] = Factor(g[i])(P[i], 0);
       }
     } else {
-      const float g = none ? 0 : ptx::load(e.g.data, e.g.dtype, row_of(e.g, b, t, h));
+      float g = none ? 0 : ptx::load(e.g.data, e.g.dtype, row_of(e.g, b, t, h));
+      if (e.steps.A != nullptr && !none) g = step_decay(step_size(e.steps, g + bias), rate);
       const Factor over(g);
       G[0] += g;
 #pragma unroll
@@ -143,14 +145,28 @@ __device__ void step(const Engine& e) {
     for (int i = 0; i < kRows; ++i) x[i] *= factor;
   };
 
+  const auto save = [&](int64_t chunk) {  // nothing was written since S_0
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = first + i;
+      if (row >= e.K || !mine) continue;
+      const float x = Factor(G[kChannel ? i : 0])(S[i], 0);
+      const int64_t place = ((saved_slot(e, n, begin, chunk) * e.H + h) * e.K + row) * e.V + column;
+      ptx::store(e.saved, saved_dtype(e.v.dtype, e.K, e.V), place, x);
+    }
+  };
+
   for (int64_t i = 0; i < end - begin; ++i) {
     const int64_t t = e.reverse ? end - 1 - i : begin + i;
+    if (e.saved != nullptr && !e.reverse && i % kPart == 0) save(i / kPart);
     decay(e.reverse ? t + 1 : t);
+    if (e.saved != nullptr && e.reverse && ((t - begin) % kPart == kPart - 1 || i == 0)) save((t - begin) / kPart);
     if (e.k.data != nullptr && e.v.data != nullptr && (e.write_mask == nullptr || e.write_mask[b * e.mask_stride_b + t] != 0)) {
       float k[kRows];
       load_row(e.k, row_of(e.k, b, t, h) + first, e.K - first, k);
       if (e.l2_norm) normalize(k);
       float u = mine ? apply(e.v.map, ptx::load(e.v.data, e.v.dtype, row_of(e.v, b, t, h) + column)) : 0;
+      if (e.steps.A != nullptr) u *= step_size(e.steps, ptx::load(e.g.data, e.g.dtype, row_of(e.g, b, t, h)) + bias);
       if (e.beta.data != nullptr) {
         u = e.beta_factor * ptx::load(e.beta.data, e.beta.dtype, row_of(e.beta, b, t, h)) * (u - read(k));
       }
@@ -181,11 +197,18 @@ __device__ void step(const Engine& e) {
           const int64_t place = row_of(e.out_source, b, t, h) + column;
           o *= derivative(e.out_source.map, ptx::load(e.out_source.data, e.out_source.dtype, place));
         }
+        if (e.finish.D != nullptr) {
+          o = fmaf(skip_of(e.finish, h, column), ptx::load(e.v.data, e.v.dtype, row_of(e.v, b, t, h) + column), o);
+        }
+        if (e.finish.z.data != nullptr) {
+          const float z = ptx::load(e.finish.z.data, e.finish.z.dtype, row_of(e.finish.z, b, t, h) + column);
+          o *= z * sigmoid(z);
+        }
         if (e.out_mask != nullptr && e.out_mask[b * e.mask_stride_b + t] == 0) o = 0;
         ptx::store(const_cast<void*>(e.out.data), e.out.dtype, row_of(e.out, b, t, h) + column, o);
       }
     }
-    if (i % kPart == kPart - 1) fold();
+    if ((e.reverse ? t - begin : i + 1) % kPart == 0) fold();
   }
   if (e.reverse) decay(begin);
   fold();
@@ -246,15 +269,15 @@ extern "C" __global__ void __launch_bounds__(256) sum_keys(const __grid_constant
   e.final_z.data[at(e.final_z)] = e.initial_z.data == nullptr ? all : e.initial_z.data[at(e.initial_z)] + all;
 }
 
-// Adds the heads of each group in order: out[b, t, head, c] = sum of part[b, t, head * group + i, c]; part is dense f32.
-extern "C" __global__ void __launch_bounds__(256)
-    sum_groups(const __grid_constant__ Rows out, const float* part, int64_t B, int64_t T, int heads, int group, int width) {
+// Adds the heads of each group in order: out[b, t, head, c] = sum of part[b, t, head * group + i, c]; part is dense.
+extern "C" __global__ void __launch_bounds__(256) sum_groups(const __grid_constant__ Rows out, const void* part, int type,
+                                                             int64_t B, int64_t T, int heads, int group, int width) {
   const int64_t total = B * T * heads * width;
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < total; i += gridDim.x * 256ll) {
     const int64_t c = i % width, head = i / width % heads, t = i / width / heads % T, b = i / width / heads / T;
-    const float* from = part + ((b * T + t) * heads * group + head * group) * width + c;
+    const int64_t from = ((b * T + t) * heads * group + head * group) * width + c;
     float sum = 0;
-    for (int j = 0; j < group; ++j) sum += from[j * width];
+    for (int j = 0; j < group; ++j) sum += ptx::load(part, static_cast<Dtype>(type), from + j * width);
     ptx::store(const_cast<void*>(out.data), out.dtype, b * out.stride_b + t * out.stride_t + head * out.stride_h + c, sum);
   }
 }

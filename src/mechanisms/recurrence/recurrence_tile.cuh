@@ -32,12 +32,13 @@ constexpr int C = kTileChunk, kStages = kTileStages, kPanel = C * 128;
 constexpr float kLeastGate = -40;  // exp(-40) is zero beside anything that a float still resolves
 
 // The log decays of a chunk: their sums G, and the decays from the first row of each 16 to a row, and from a row to their last.
-struct Decays {
+struct alignas(16) Decays {
   float sums[C], left[C], right[C];
 };
 
 struct alignas(16) Gates {
   float read[C], write[C];  // factors of the chunk's rows
+  float weight[C];          // steps: of the values written
   float total;              // of the state
   float out;                // the result's, the units of P included
   Decays decays;            // the auxiliary's own
@@ -205,12 +206,13 @@ __device__ __forceinline__ void weigh(float (&p)[32], const Decays& d, int warp,
   }
 }
 
-template <bool bf16, int K, int V, bool decays>
+template <bool bf16, int K, int V, bool decays, bool steps>
 __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) {
   const Engine& e = tile.e;
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   Numbers next_gates;
   if (decays && warp == 0) next_gates = ask_numbers(e.g, w, h, w.first, lane);
+  const float rate = steps ? e.steps.A[h * e.steps.stride_A] : 0, bias = steps ? step_bias(e.steps, h) : 0;
   for (int i = 0; i < w.count; ++i) {
     const int stage = i % kStages, slot = i % 2, chunk = e.reverse ? w.first - i : w.first + i;
     const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
@@ -218,12 +220,22 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
     if (i >= 2) ptx::barrier_wait(&s.p_empty[slot], (i / 2 - 1) & 1);
     if constexpr (decays) {
       if (warp == 0) {
-        const Sums G = sum_gates(take_gates(next_gates, e.g.dtype), lane);
+        float delta[2] = {1, 1};
+        float2 g = take_gates(next_gates, e.g.dtype);
+        if constexpr (steps) {
+          const float2 dt = take_numbers(next_gates, e.g.dtype);
+          delta[0] = lane < rows ? step_size(e.steps, dt.x + bias) : 0;
+          delta[1] = lane + 32 < rows ? step_size(e.steps, dt.y + bias) : 0;
+          g = {fmaxf(step_decay(delta[0], rate), kLeastGate), fmaxf(step_decay(delta[1], rate), kLeastGate)};
+          gates.weight[lane] = delta[0];
+          gates.weight[lane + 32] = delta[1];
+        }
+        const Sums G = sum_gates(g, lane);
         next_gates = ask_numbers(e.g, w, h, e.reverse ? chunk - 1 : chunk + 1, lane);
         const float pre[2] = {expf(G.low), expf(G.high)}, suf[2] = {expf(G.all - G.low), expf(G.all - G.high)};
         for (int j = 0; j < 2; ++j) {
           gates.read[lane + 32 * j] = e.reverse ? suf[j] : pre[j];
-          gates.write[lane + 32 * j] = e.reverse ? pre[j] : suf[j];
+          gates.write[lane + 32 * j] = (e.reverse ? pre[j] : suf[j]) * delta[j];
         }
         store_decays(G, lane, gates.decays);
         if (lane == 0) gates.total = expf(G.all);
@@ -244,6 +256,10 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
       ptx::wgmma_wait<0>();
       ptx::hold(p);
       weigh<decays, false>(p, gates.decays, warp, lane, e.reverse);
+      if constexpr (steps) {
+#pragma unroll
+        for (int j = 0; j < 32; ++j) p[j] *= gates.weight[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
+      }
       if (e.reverse && rows < C) {  // columns behind the sequence, which such rows would see
 #pragma unroll
         for (int j = 0; j < 32; ++j) p[j] = j / 4 * 8 + lane % 4 * 2 + (j & 1) < rows ? p[j] : 0;
@@ -286,11 +302,33 @@ __device__ __forceinline__ void clear_rows(char* k, char* v, int rows, int threa
   ptx::group_sync<2, kThreads>();
 }
 
+// out = (o + D v) z sigmoid(z) of 8 channels.
+template <bool bf16>
+__device__ __forceinline__ void finish_row(const Finish& f, int h, int channel, uint4& o, const uint4& v, const uint4& z) {
+  uint32_t* const out = &o.x;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float2 y = ptx::unpack<bf16>(out[i]);
+    const float2 x = ptx::unpack<bf16>((&v.x)[i]);
+    if (f.D != nullptr) {
+      y.x = fmaf(skip_of(f, h, channel + 2 * i), x.x, y.x);
+      y.y = fmaf(skip_of(f, h, channel + 2 * i + 1), x.y, y.y);
+    }
+    if (f.z.data != nullptr) {
+      const float2 gate = ptx::unpack<bf16>((&z.x)[i]);
+      y.x *= __fdividef(gate.x, 1 + __expf(-fmaxf(gate.x, -80)));
+      y.y *= __fdividef(gate.y, 1 + __expf(-fmaxf(gate.y, -80)));
+    }
+    out[i] = ptx::pack<bf16>(y.x, y.y);
+  }
+}
+
 // O^T [64 value channels of this warpgroup, 64 tokens] times `factor` to rows of tokens, and out: 128 bytes of a token for 8
 // threads.
-template <bool bf16>
+template <bool bf16, bool steps = false>
 __device__ __forceinline__ void store_rows(const Engine& e, const Walk& w, int h, int group, int chunk, int rows,
-                                           const float (&O)[32], float factor, char* tile) {
+                                           const float (&O)[32], float factor, char* tile, const char* v = nullptr,
+                                           const uint4* z = nullptr) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const uint32_t o = ptx::shared_address(tile);
 #pragma unroll
@@ -307,14 +345,32 @@ __device__ __forceinline__ void store_rows(const Engine& e, const Walk& w, int h
   for (int j = 0; j < 4; ++j) {
     const int token = 16 * j + thread / 8, channel = thread % 8 * 8;
     if (token >= rows) continue;
-    const uint4 x = *reinterpret_cast<const uint4*>(tile + ptx::tile_byte(C, token, channel));
+    uint4 x = *reinterpret_cast<const uint4*>(tile + ptx::tile_byte(C, token, channel));
+    if constexpr (steps) {
+      finish_row<bf16>(e.finish, h, group * 64 + channel, x,
+                       *reinterpret_cast<const uint4*>(v + ptx::tile_byte(C, token, channel)), z[j]);
+    }
     const int64_t t = w.begin + static_cast<int64_t>(chunk) * C + token;
     *reinterpret_cast<uint4*>(to + row_of(e.out, w.b, t, h) + group * 64 + channel) = x;
   }
   group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
 }
 
-template <bool bf16, int K, int V, bool decays>
+// The state as operand, for the gradient of g: in the order of the registers, 16 bytes of neighbouring threads in a row.
+template <int K, int V>
+__device__ __forceinline__ void save_operand(const Engine& e, int64_t slot, int h, int group, const uint32_t (&A)[K / 4],
+                                             const float (&units)[2], int row, int lane) {
+  const int64_t place = slot * e.H + h;
+  auto* to = static_cast<uint4*>(e.saved) + (place * (V / 64) + group) * (128 * K / 16) + threadIdx.x % 128;
+#pragma unroll
+  for (int j = 0; j < K / 16; ++j) to[128 * j] = uint4{A[4 * j], A[4 * j + 1], A[4 * j + 2], A[4 * j + 3]};
+  if (lane % 4 == 0) {
+    e.saved_units[place * V + row] = units[0];
+    e.saved_units[place * V + row + 8] = units[1];
+  }
+}
+
+template <bool bf16, int K, int V, bool decays, bool steps>
 __device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int segment, Shared<K, V>& s) {
   const Engine& e = tile.e;
   const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
@@ -369,6 +425,7 @@ __device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int seg
         A[j / 2] = ptx::pack<bf16>(S[j] * factor, S[j + 1] * factor);
       }
     }
+    if (reads && e.saved != nullptr) save_operand<K, V>(e, saved_slot(e, n, w.begin, chunk), h, group, A, units, row, lane);
     ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
     if (reads) {
       ptx::hold(A);
@@ -437,15 +494,26 @@ __device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int seg
       }
     }
     ptx::wgmma_commit();
+    uint4 z[4] = {};
+    if (steps && reads && e.finish.z.data != nullptr) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int token = 16 * j + thread / 8;
+        const int64_t place = row_of(e.finish.z, w.b, w.begin + static_cast<int64_t>(chunk) * C + token, h);
+        const auto* from = static_cast<const uint16_t*>(e.finish.z.data) + place + group * 64 + thread % 8 * 8;
+        if (token < rows) z[j] = *reinterpret_cast<const uint4*>(from);
+      }
+    }
     ptx::wgmma_wait<0>();
     ptx::hold(S);
     const float out = reads ? gates.out : 1;
-    ptx::barrier_arrive(&s.empty[stage]);
+    if (!steps || !reads) ptx::barrier_arrive(&s.empty[stage]);
     ptx::barrier_arrive(&s.p_empty[slot]);
     if (!reads) continue;
     ptx::hold(O);
 
-    store_rows<bf16>(e, w, h, group, chunk, rows, O, out, s.o[group]);
+    store_rows<bf16, steps>(e, w, h, group, chunk, rows, O, out, s.o[group], s.v[stage] + group * kPanel, z);
+    if (steps) ptx::barrier_arrive(&s.empty[stage]);  // its values were still wanted
   }
 
   if (tile.phase == 1) {
@@ -459,7 +527,7 @@ __device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int seg
   }
 }
 
-template <bool bf16, int K, int V, bool decays>
+template <bool bf16, int K, int V, bool decays, bool steps>
 __device__ void tile_kernel(const Tile& tile) {
   extern __shared__ char memory[];
   static_assert(sizeof(Shared<K, V>) + 1024 <= tile_shared_bytes(K, V));
@@ -489,23 +557,25 @@ __device__ void tile_kernel(const Tile& tile) {
     if (threadIdx.x == 0) produce<K, V>(tile, w, h, s);
   } else if (role <= kGroups) {
     ptx::more_registers<kGroups == 2 ? 192 : two ? 136 : 240>();
-    carry<bf16, K, V, decays>(tile, w, n, h, segment, s);
+    carry<bf16, K, V, decays, steps>(tile, w, n, h, segment, s);
   } else {
     if constexpr (kGroups == 2) {
       ptx::fewer_registers<104>();
     } else if constexpr (!two) {
       ptx::more_registers<240>();
     }
-    assist<bf16, K, V, decays>(tile, w, h, s);
+    assist<bf16, K, V, decays, steps>(tile, w, h, s);
   }
 }
 
 }  // namespace
 
-#define LINNET_TILE(name, bf16, K, V, decays)                                               \
+// steps: decays and weights of mamba_ssd, and what becomes of its result (Engine::steps, Engine::finish).
+#define LINNET_TILE(name, bf16, K, V, decays) LINNET_TILE_STEPS(name, bf16, K, V, decays, false)
+#define LINNET_TILE_STEPS(name, bf16, K, V, decays, steps)                                  \
   extern "C" __global__ void __launch_bounds__(tile_threads(V), V == 64 && K == 64 ? 2 : 1) \
       name(const __grid_constant__ Tile tile) {                                             \
-    tile_kernel<bf16, K, V, decays>(tile);                                                  \
+    tile_kernel<bf16, K, V, decays, steps>(tile);                                           \
   }
 
 }  // namespace linnet::cuda

@@ -1,0 +1,120 @@
+#include "mechanisms/recurrence/recurrence_gradients.h"
+
+#include <utility>
+
+namespace linnet::cuda {
+namespace {
+
+constexpr const char* kImage = "recurrence_gradients_cuda";
+
+int64_t batch_of(const Engine& e) { return e.offsets == nullptr ? e.N : 1; }
+
+void run_pairs(const Launch& launch, const Engine& base, const Rows& dout, const Rows& dg, const GradientScratch& scratch,
+               bool tiled) {
+  Pairs pairs;
+  pairs.e = base;
+  pairs.e.out = dout;
+  pairs.dg = dg;
+  for (int i = 0; i < 2; ++i) {
+    pairs.saved[i] = scratch.saved[i];
+    pairs.units[i] = scratch.units[i];
+  }
+  const Grid grid = {base.N * base.H, (base.T + 63) / 64};
+  if (!tiled) return enqueue(launch, {kImage, "pairs_any", 256}, grid, pairs);
+  const bool encoded = encode_rows(&pairs.q, base, base.q, base.K) && encode_rows(&pairs.k, base, base.k, base.K) &&
+                       encode_rows(&pairs.v, base, base.v, base.V) && encode_rows(&pairs.dout, base, dout, base.V);
+  if (!encoded) {
+    *launch.error = "a tensor has no description for the copy engine";
+    return;
+  }
+  static constexpr const char* kNames[2][2][2] = {
+      {{"pairs_f16_64_64", "pairs_f16_64_128"}, {"pairs_f16_128_64", "pairs_f16_128_128"}},
+      {{"pairs_bf16_64_64", "pairs_bf16_64_128"}, {"pairs_bf16_128_64", "pairs_bf16_128_128"}}};
+  const char* name = kNames[base.q.dtype == Dtype::bf16][base.K == 128][base.V == 128];
+  enqueue(launch, {kImage, name, 2 * base.K, pairs_shared_bytes(base.K, base.V)}, grid, pairs);
+}
+
+}  // namespace
+
+GradientScratch cut_gradients(Arena& arena, const Engine& base, bool grouped) {
+  GradientScratch scratch;
+  const int64_t rows = batch_of(base) * base.T * base.H, width = base.K > base.V ? base.K : base.V;
+  const bool decays = base.g_width != 0;
+  if (grouped || decays) scratch.parts = arena.take<char>(rows * width * dtype_size(base.q.dtype));
+  if (decays) {
+    const int64_t states = saved_slots(base) * base.H;
+    for (int i = 0; i < 2; ++i) {
+      scratch.saved[i] = arena.take<char>(states * base.K * base.V * dtype_size(saved_dtype(base.q.dtype, base.K, base.V)));
+      scratch.units[i] = arena.take<float>(states * base.K);
+    }
+    scratch.dg = arena.take<float>(rows);
+  }
+  scratch.engine = cut_engine(arena, base);
+  return scratch;
+}
+
+void run_gradients(const Launch& launch, const Gradients& g, const GradientScratch& scratch) {
+  const Engine& base = g.base;
+  const int64_t B = batch_of(base);
+  const bool wants_dg = g.dg.data != nullptr || g.dg_head.given();
+  // The result's rows: its own, or parts whose heads are added, or, where only the walk's states are wanted, the same place.
+  const auto with_out = [&](Engine e, const View& result) {
+    const bool own = result.given() && result.size[2] == base.H;
+    e.out = own ? rows_of(result, base.H) : dense_rows(scratch.parts, base.T, base.H, e.V, base.q.dtype);
+    return e;
+  };
+  const auto run = [&](const Engine& e, const View& result) {
+    run_engine(launch, e, scratch.engine);
+    if (!result.given() || result.size[2] == base.H) return;
+    const int64_t heads = result.size[2];
+    sum_groups(launch, rows_of(result, heads), e.out, B, base.T, heads, base.H / heads, e.V);
+  };
+  const auto engine = [&](const Rows& q, const Rows& k, const Rows& v, bool swapped) {
+    Engine e = base;
+    e.q = q;
+    e.k = k;
+    e.v = v;
+    if (swapped) std::swap(e.K, e.V);
+    return e;
+  };
+  const auto reversed = [](Engine e) {
+    e.reverse = true;
+    e.in_factor = 1 / e.scale;
+    e.out_factor = e.scale;
+    return e;
+  };
+  Engine dq = with_out(engine(g.dout, base.v, base.k, true), g.dq);
+  dq.initial = transposed(g.initial);
+  Engine dk = with_out(reversed(engine(base.v, g.dout, base.q, true)), g.dk);
+  dk.initial = transposed(g.dfinal);
+  if (wants_dg) {
+    const bool tiled = is_tiled(dq) && is_tiled(dk);
+    Engine* const walks[2] = {&dq, &dk};
+    for (int i = 0; i < 2; ++i) {
+      walks[i]->saved = scratch.saved[i];
+      walks[i]->saved_units = scratch.units[i];
+      walks[i]->untiled = !tiled;
+    }
+    run(dq, g.dq);
+    run(dk, g.dk);
+    const Rows all = dense_rows(scratch.dg, base.T, base.H, 1);
+    run_pairs(launch, base, g.dout, g.dg.data != nullptr ? g.dg : all, scratch, tiled);
+    if (g.dg_head.given()) {
+      const int64_t rows = B * base.T, stride = g.dg_head.stride[0];
+      const int32_t type = static_cast<int32_t>(g.dg_head.dtype);
+      enqueue(launch, {kImage, "sum_tokens", 256}, {base.H}, scratch.dg, rows, base.H, g.dg_head.data, type, stride);
+    }
+  } else {
+    if (g.dq.given()) run(dq, g.dq);
+    if (g.dk.given()) run(dk, g.dk);
+  }
+  if (g.dv.given() || g.dinitial.data != nullptr) {
+    Engine e = reversed(engine(base.k, base.q, g.dout, false));
+    if (g.dv.given()) e = with_out(e, g.dv);
+    e.initial = g.dfinal;
+    e.final = g.dinitial;
+    run(e, g.dv);
+  }
+}
+
+}  // namespace linnet::cuda
