@@ -70,3 +70,33 @@ def mamba_selective_scan_decode(case):
         return (y * functional.silu(z.float())).to(x.dtype)
 
     return "in-place operations", case.work(step, x, dt, z, B, C)
+
+
+def mamba_ssd_gpu(case):
+    """mamba_ssm's kernel where it can be imported, else flash-linear-attention's for one decay per head: the recurrence alone."""
+    functional = torch.nn.functional
+    x, dt = case.random("B T H V"), case.random("B T H")
+    B, C = case.random("B T G K"), case.random("B T G K")
+    A, D, bias = -case.random("H", torch.float32).exp(), case.random("H", torch.float32), case.random("H", torch.float32)
+    try:
+        from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+        z = case.random("B T H V") if case["V"] == 64 else None
+
+        def combined(x, dt, B, C):
+            return mamba_chunk_scan_combined(x, dt, A, B, C, 256, D=D, z=z, dt_bias=bias, dt_softplus=True)
+
+        return "mamba_ssm", case.work(combined, x, dt, B, C)
+    except ImportError:
+        pass
+    try:
+        from fla.ops.simple_gla import chunk_simple_gla
+    except ImportError:
+        return None
+    heads = case["H"] // case["G"]
+
+    def simple(x, dt, B, C):
+        delta = functional.softplus(dt.float() + bias)
+        q, k = C.repeat_interleave(heads, dim=2), B.repeat_interleave(heads, dim=2)
+        return chunk_simple_gla(q, k, x, delta * A, scale=1.0)[0]
+
+    return "flash-linear-attention, simple GLA", case.work(simple, x, dt, B, C)

@@ -64,11 +64,15 @@ const Op& mamba_ssd_op() {
           .check<check_ssd>()
           .cost<cost_ssd>()
           .bench("B=1 T=8192 H=8 V=128 G=1 K=128 with=D,dt_bias dtype=f32|bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 H=16 V=128 G=1 K=128 with=D,dt_bias dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=1 T=32768 H=16 V=128 G=1 K=128 with=D,dt_bias dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 H=24 V=64 G=1 K=128 with=D,z,dt_bias dtype=bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=16 V=64 G=1 K=64 with=D,dt_bias dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=24 V=64 G=1 K=128 with=D,z,dt_bias dtype=f32 pass=fwd|fwd+bwd")
           .compare("", "x=@v B=unit@k C=unit@q dt=-3.5 A=-1")
           .impl<ref::mamba_ssd_forward, ref::mamba_ssd_backward, ref::mamba_ssd_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(mamba_ssd);
+          LINNET_ISA_IMPLS(mamba_ssd)
+          .cuda<cuda::mamba_ssd_forward, cuda::mamba_ssd_backward, cuda::mamba_ssd_workspace, cuda::mamba_ssd_refuses>();
   return op;
 }
 
@@ -93,9 +97,11 @@ const Op& mamba_ssd_decode_op() {
           .multiple("H", "G")
           .check<check_decode>()
           .cost<cost_decode>()
+          .gpu_bench("B=16|256 T=1 H=32 V=128 G=1 K=128 with=D,dt_bias dtype=bf16 pass=fwd")
           .bench("B=1|16|64 T=1 H=24 V=64 G=1 K=128 with=D,dt_bias dtype=f32|bf16 pass=fwd")
           .impl<ref::mamba_ssd_decode_forward, nullptr, ref::mamba_ssd_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(mamba_ssd_decode);
+          LINNET_ISA_IMPLS_FORWARD(mamba_ssd_decode)
+          .cuda<cuda::mamba_ssd_decode_forward, nullptr, cuda::mamba_ssd_decode_workspace, cuda::mamba_ssd_decode_refuses>();
   return op;
 }
 // clang-format on

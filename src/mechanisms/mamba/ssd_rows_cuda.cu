@@ -1,0 +1,190 @@
+// The kernels of ssd_cuda.h: `lanes` threads have a row, W channels at a time. Memory alone bounds them.
+#include "mechanisms/mamba/ssd_cuda.h"
+#include "mechanisms/recurrence/recurrence_map.cuh"
+#include "ptx/rows.cuh"
+
+namespace linnet::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class T, int W>
+__device__ __forceinline__ void load_row(const Rows& rows, int64_t place, bool in, float (&x)[W]) {
+  const T* at = static_cast<const T*>(rows.data) + place;
+  if constexpr (W > 1) {
+    uint4 raw = {0, 0, 0, 0};
+    if (in) raw = ptx::load_once(at);
+    ptx::to_floats<T>(raw, x);
+  } else {
+    x[0] = in ? static_cast<float>(*at) : 0;
+  }
+}
+template <class T, int W>
+__device__ __forceinline__ void store_row(const Rows& rows, int64_t place, const float (&x)[W]) {
+  T* at = static_cast<T*>(const_cast<void*>(rows.data)) + place;
+  if constexpr (W > 1) {
+    ptx::store_once(at, ptx::from_floats<T>(x));
+  } else {
+    *at = static_cast<T>(x[0]);
+  }
+}
+
+template <class T, int W, int lanes>
+__device__ void before(const SsdRows& s) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / lanes) + threadIdx.x / lanes;
+  if (row >= s.B * s.T * s.H) return;
+  const int h = static_cast<int>(row % s.H), lane = threadIdx.x % lanes;
+  const int64_t t = row / s.H % s.T, b = row / s.H / s.T;
+  const float dt = ptx::load(s.dt.data, s.dt.dtype, row_of(s.dt, b, t, h)) + step_bias(s.steps, h);
+  const float delta = step_size(s.steps, dt);
+  if (lane == 0) {
+    auto* g = static_cast<float*>(const_cast<void*>(s.g.data));
+    g[row_of(s.g, b, t, h)] = step_decay(delta, s.steps.A[h * s.steps.stride_A]);
+  }
+  for (int c = lane * W; c < s.V; c += lanes * W) {
+    float x[W];
+    load_row<T, W>(s.x, row_of(s.x, b, t, h) + c, true, x);
+#pragma unroll
+    for (int i = 0; i < W; ++i) x[i] *= delta;
+    store_row<T, W>(s.v, row_of(s.v, b, t, h) + c, x);
+    if (s.dy.data == nullptr) continue;
+    float d[W], z[W];
+    load_row<T, W>(s.dout, row_of(s.dout, b, t, h) + c, s.dout.data != nullptr, d);
+    load_row<T, W>(s.z, row_of(s.z, b, t, h) + c, true, z);
+#pragma unroll
+    for (int i = 0; i < W; ++i) d[i] *= z[i] * ptx::logistic<sizeof(T) == 2>(z[i]);
+    store_row<T, W>(s.dy, row_of(s.dy, b, t, h) + c, d);
+  }
+}
+
+// Block (part, head): its tokens of the head, kThreads / lanes at once.
+template <class T, int W, int lanes, int items>
+__device__ void behind(const SsdRows& s) {
+  constexpr int kAtOnce = kThreads / lanes;
+  __shared__ float shared[kThreads];
+  const int h = blockIdx.y, lane = threadIdx.x % lanes, slot = threadIdx.x / lanes;
+  const int64_t tokens = s.B * s.T, share = (tokens + s.parts - 1) / s.parts;
+  const int64_t from = blockIdx.x * share, to = min(tokens, from + share);
+  const float rate = s.steps.A[h * s.steps.stride_A], bias = step_bias(s.steps, h);
+  const Rows& dy_rows = s.dy.data != nullptr ? s.dy : s.dout;
+  float dD[items][W], dA = 0, dbias = 0;
+#pragma unroll
+  for (int i = 0; i < items; ++i) {
+#pragma unroll
+    for (int k = 0; k < W; ++k) dD[i][k] = 0;
+  }
+  for (int64_t turn = from; turn < to; turn += kAtOnce) {
+    const bool in = turn + slot < to;
+    const int64_t b = (in ? turn + slot : from) / s.T, t = (in ? turn + slot : from) % s.T;
+    const float raw = ptx::load(s.dt.data, s.dt.dtype, row_of(s.dt, b, t, h)) + bias, delta = step_size(s.steps, raw);
+    const float dg = static_cast<const float*>(s.dg.data)[row_of(s.dg, b, t, h)];
+    float dot = 0;
+#pragma unroll
+    for (int i = 0; i < items; ++i) {
+      const int c = (lane + lanes * i) * W;
+      const bool mine = in && c < s.V;
+      float x[W], dv[W], dy[W];
+      load_row<T, W>(s.x, row_of(s.x, b, t, h) + c, mine, x);
+      load_row<T, W>(s.dv, row_of(s.dv, b, t, h) + c, mine, dv);
+      load_row<T, W>(dy_rows, row_of(dy_rows, b, t, h) + c, mine && dy_rows.data != nullptr, dy);
+      if (s.dz.data != nullptr && mine) {
+        float d[W], z[W], y[W];
+        load_row<T, W>(s.dout, row_of(s.dout, b, t, h) + c, s.dout.data != nullptr, d);
+        load_row<T, W>(s.z, row_of(s.z, b, t, h) + c, true, z);
+        load_row<T, W>(s.y, row_of(s.y, b, t, h) + c, true, y);
+#pragma unroll
+        for (int k = 0; k < W; ++k) {
+          const float gate = ptx::logistic<sizeof(T) == 2>(z[k]), other = ptx::logistic<sizeof(T) == 2>(-z[k]);
+          d[k] *= fmaf(skip_of(s.skip, h, c + k), x[k], y[k]) * gate * fmaf(z[k], other, 1);
+        }
+        store_row<T, W>(s.dz, row_of(s.dz, b, t, h) + c, d);
+      }
+#pragma unroll
+      for (int k = 0; k < W; ++k) {
+        dot = fmaf(dv[k], x[k], dot);
+        dD[i][k] = fmaf(dy[k], x[k], dD[i][k]);
+        dv[k] *= delta;
+        if (s.skip.D != nullptr && mine) dv[k] = fmaf(skip_of(s.skip, h, c + k), dy[k], dv[k]);
+      }
+      if (s.dx.data != nullptr && mine) store_row<T, W>(s.dx, row_of(s.dx, b, t, h) + c, dv);
+    }
+    dot = ptx::sum_lanes<lanes>(dot);
+    const float soft = softplus(raw), slope = soft < s.steps.low || soft > s.steps.high ? 0 : sigmoid(raw);
+    const float ddt = fmaf(rate, dg, dot) * slope;
+    if (!in || lane != 0) continue;
+    dA = fmaf(delta, dg, dA);
+    dbias += ddt;
+    if (s.ddt.data != nullptr) ptx::store(const_cast<void*>(s.ddt.data), s.ddt.dtype, row_of(s.ddt, b, t, h), ddt);
+  }
+  if (s.sums == nullptr) return;
+  float* to_sums = s.sums + (static_cast<int64_t>(h) * s.parts + blockIdx.x) * (s.V + 2);
+  const auto add = [&](float x, int column, bool mine) {  // over the slots, in order
+    __syncthreads();
+    shared[threadIdx.x] = x;
+    __syncthreads();
+    if (slot != 0 || !mine) return;
+    float sum = 0;
+    for (int i = 0; i < kAtOnce; ++i) sum += shared[i * lanes + lane];
+    to_sums[column] = sum;
+  };
+#pragma unroll
+  for (int i = 0; i < items; ++i) {
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      const int c = (lane + lanes * i) * W + k;
+      add(dD[i][k], c, c < s.V);
+    }
+  }
+  add(dA, s.V, lane == 0);
+  add(dbias, s.V + 1, lane == 0);
+}
+
+}  // namespace
+
+// vector: 16 lanes with 16 bytes each, or 32 with two times 16; any: element by element, up to 256 channels.
+#define LINNET_SSD_ROWS(suffix, T)                                                                                \
+  extern "C" __global__ void __launch_bounds__(kThreads) before_16_##suffix(const __grid_constant__ SsdRows s) {  \
+    before<T, ptx::kVector<T>, 16>(s);                                                                            \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads) before_32_##suffix(const __grid_constant__ SsdRows s) {  \
+    before<T, ptx::kVector<T>, 32>(s);                                                                            \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads) before_any_##suffix(const __grid_constant__ SsdRows s) { \
+    before<T, 1, 32>(s);                                                                                          \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads) behind_16_##suffix(const __grid_constant__ SsdRows s) {  \
+    behind<T, ptx::kVector<T>, 16, 1>(s);                                                                         \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads) behind_32_##suffix(const __grid_constant__ SsdRows s) {  \
+    behind<T, ptx::kVector<T>, 32, 2>(s);                                                                         \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads) behind_any_##suffix(const __grid_constant__ SsdRows s) { \
+    behind<T, 1, 32, 8>(s);                                                                                       \
+  }
+LINNET_SSD_ROWS(f32, float)
+LINNET_SSD_ROWS(bf16, __nv_bfloat16)
+LINNET_SSD_ROWS(f16, __half)
+
+// The sums of a head over its parts: columns of dD (or all of them in one number), dA, ddt_bias. Block (head, column).
+extern "C" __global__ void __launch_bounds__(kThreads)
+    sum_heads(const __grid_constant__ SsdRows s, void* dD, int dD_type, int64_t stride_h, int64_t stride_v, int each, float* dA,
+              int64_t stride_A, void* dbias, int bias_type, int64_t stride_bias) {
+  __shared__ float parts[kThreads / 32];
+  const int h = blockIdx.x, column = blockIdx.y, columns = each ? s.V : 1;  // then dA, ddt_bias
+  const int first = column < columns ? column : s.V + column - columns, count = column < columns && !each ? s.V : 1;
+  float sum = 0;
+  for (int i = threadIdx.x; i < s.parts * count; i += kThreads) {
+    sum += s.sums[(static_cast<int64_t>(h) * s.parts + i / count) * (s.V + 2) + first + i % count];
+  }
+  sum = ptx::sum_block<kThreads>(sum, parts);
+  if (threadIdx.x != 0) return;
+  if (column < columns) {
+    if (dD != nullptr) ptx::store(dD, static_cast<Dtype>(dD_type), h * stride_h + column * stride_v, sum);
+  } else if (column == columns) {
+    if (dA != nullptr) dA[h * stride_A] = sum;
+  } else if (dbias != nullptr) {
+    ptx::store(dbias, static_cast<Dtype>(bias_type), h * stride_bias, sum);
+  }
+}
+
+}  // namespace linnet::cuda
