@@ -7,9 +7,10 @@ folder=${1:-build-gpu}
 python=${LINNET_PYTHON:-.venv/bin/python}
 cmake --log-level=NOTICE -S . -B build-cuda -DCMAKE_BUILD_TYPE=Release -DLINNET_TESTS=ON -DLINNET_CUDA=ON -DLINNET_TORCH=ON \
   -DLINNET_PYTHON="$python" ${CMAKE_ARGS:-}
-cmake --build build-cuda -j "${JOBS:-2}" --target linnet_command linnet_torch ptx_test linear_test
+cmake --build build-cuda -j "${JOBS:-2}" --target linnet_command linnet_torch ptx_test
 rm -rf "$folder"
 mkdir -p "$folder"
-cp build-cuda/linnet build-cuda/ptx_test build-cuda/linear_test "$folder"
+cp build-cuda/linnet build-cuda/ptx_test "$folder"
 cp -rL build-cuda/python "$folder/python"
 strip "$folder/linnet" "$folder"/*_test
+git describe --always --dirty > "$folder/commit"

@@ -1,66 +1,107 @@
 #!/bin/bash
-# gpu_run.sh [FOLDER] [PART ...]: on a machine with a GPU, checks and measures what gpu_build.sh made. Parts: tests check torch
-# sanitizer bench; all of them when none is named. Ends with a summary; exit 0 only when everything passed.
+# gpu_run.sh [FOLDER] [PART ...]: on a machine with a GPU, checks and measures what gpu_build.sh made: every operator that has
+# CUDA kernels. Parts: tests check torch sanitizer bench; all of them when none is named. Ends with a summary; exit 0 only when
+# everything passed. FOLDER/results.md then holds all of it as a page for docs/results (machine, commit, tables).
+#
+#   PEERS=1           measures the peers of `linnet bench --peers` too, as far as FOLDER/peers or PYTHONPATH has them
+#   RANDOM_CASES=N    random cases in all (2000)
 cd "$(dirname "$0")/.." || exit 2
 folder=${1:-build-gpu}
 shift
 parts=${*:-tests check torch sanitizer bench}
 linnet=$folder/linnet
+results=$folder/results.md
 export PYTHONPATH="$folder/python:$folder/peers${PYTHONPATH:+:$PYTHONPATH}"
-operators="linear recurrence decay gla delta gated_delta monarch"  # mechanisms with CUDA kernels
+operators=$("$linnet" list | awk '/ cuda / {print $1}')
+[ -n "$operators" ] || { echo "gpu_run.sh: no operator runs on a GPU here: $("$linnet" info linear | grep '^ *cuda')"; exit 2; }
 summary=()
 failed=0
+{
+  echo "# $(nvidia-smi --query-gpu=name --format=csv,noheader | head -1), $(date -u +%Y-%m-%d)"
+  echo
+  echo "Commit $(cat "$folder/commit"), driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)," \
+    "$(python3 -c 'import torch; print("PyTorch", torch.__version__)' 2> /dev/null || echo "no PyTorch"). Made by tools/gpu_run.sh."
+} > "$results"
 part() {  # name command...: runs it, and remembers how it went
-  local name=$1 start=$SECONDS
+  local name=$1 start=$SECONDS code
   shift
   echo "== $name"
-  if "$@" 2>&1; then
+  printf '\n## %s\n\n' "$name" >> "$results"
+  "$@" 2>&1 | tee -a "$results"
+  code=${PIPESTATUS[0]}
+  if [ "$code" -eq 0 ]; then
     summary+=("$name: passed ($((SECONDS - start)) s)")
   else
-    summary+=("$name: FAILED with $? ($((SECONDS - start)) s)")
+    summary+=("$name: FAILED with $code ($((SECONDS - start)) s)")
     failed=1
   fi
 }
-sanitize() {  # tool case: quiet when clean
-  local log
-  log=$(timeout 120 compute-sanitizer --tool "$1" --error-exitcode 9 "$linnet" check --device cuda --case "$2" 2>&1)
-  local code=$?
-  echo "$1: $2: $(echo "$log" | grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' | tail -1)"
-  [ $code -eq 0 ] || echo "$log" | grep -v '^linear' | head -20
+indented() { "$@" 2>&1 | sed 's/^/    /'; return "${PIPESTATUS[0]}"; }
+
+# A case of every kernel template, small: racecheck looks at each access.
+cases=(
+  'linear B=1 T=193 S=193 Hq=1 Hk=1 Hv=1 K=128 V=128 dtype=bf16 pass=bwd with=initial_state'
+  'linear B=1 T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=f16 pass=fwd with=cu_seqlens N=3'
+  'linear B=1 T=70 S=70 Hq=1 Hk=1 Hv=1 K=24 V=33 map=elu1 normalize=1 dtype=f32 pass=bwd'
+  'decay B=1 T=193 Hq=1 Hk=1 Hv=1 K=128 V=128 with=g,initial_state dtype=bf16 pass=bwd'
+  'decay B=1 T=130 Hq=2 Hk=1 Hv=2 K=64 V=128 with=g dtype=f16 pass=bwd'
+  'decay B=1 T=70 Hq=2 Hk=2 Hv=1 K=20 V=36 with=g_head dtype=f32 pass=bwd'
+  'gla B=1 T=70 Hq=1 Hk=1 Hv=1 K=64 V=64 dtype=bf16 pass=fwd'
+  'gated_delta B=1 T=193 Hq=1 Hk=1 Hv=1 K=128 V=128 other=g dtype=bf16 pass=fwd'
+  'gated_delta B=1 T=193 Hq=1 Hk=1 Hv=1 K=128 V=128 other=g dtype=bf16 pass=bwd with=initial_state'
+  'delta B=1 T=200 Hq=2 Hk=1 Hv=2 K=64 V=64 dtype=bf16 pass=bwd with=cu_seqlens N=2'
+  'delta B=1 T=8200 Hq=1 Hk=1 Hv=1 K=64 V=64 dtype=bf16 pass=bwd'
+  'delta_decode B=2 T=1 Hq=2 Hk=2 Hv=2 K=128 V=128 dtype=bf16'
+  'mamba_ssd B=1 T=193 H=2 V=128 G=1 K=128 with=D,z,dt_bias,initial_state dtype=bf16 pass=bwd'
+  'mamba_ssd B=1 T=70 H=2 V=40 G=1 K=24 with=D,z,dt_bias dtype=f32 pass=bwd'
+  'mamba_ssd_decode B=2 T=1 H=2 V=64 G=1 K=128 with=D,z,dt_bias dtype=bf16'
+  'causal_conv B=2 T=70 E=64 W=4 with=bias,initial_state dtype=bf16 pass=bwd'
+  'causal_conv B=1 T=70 E=33 W=3 with=cu_seqlens N=3 dtype=f32 pass=bwd'
+  'causal_conv_decode B=2 T=2 E=33 W=4 dtype=f16'
+  'rms_norm_gated B=2 T=33 H=3 V=128 with=z,weight dtype=bf16 pass=bwd'
+  'rms_norm_gated B=1 T=3 H=1 V=2048 with=z,weight norm_before_gate=1 dtype=f32 pass=bwd'
+  'l2_norm B=2 T=33 H=3 K=20 dtype=f16 pass=bwd'
+  'monarch B=1 T=256 S=256 H=1 K=64 V=64 dtype=f16 pass=fwd'
+  'monarch B=1 T=1000 S=1000 H=2 K=64 V=64 dtype=f16 pass=fwd'
+  'monarch B=1 T=300 S=300 H=1 K=24 V=33 steps=2 pad=pre dtype=f32 pass=bwd with=mask'
+  'monarch B=1 T=100 S=100 H=1 K=24 V=33 causal=1 dtype=bf16 pass=bwd'
+  'monarch_decode B=2 T=2 H=2 K=40 V=24 block=8 M=4 lengths=7 dtype=bf16'
+)
+sanitize() {  # tool: quiet when clean
+  local lines=() line log code
+  for line in "${cases[@]}"; do lines+=(--case "$line impl=cuda"); done
+  log=$(timeout 150 compute-sanitizer --tool "$1" --error-exitcode 9 "$linnet" check --device cuda "${lines[@]}" 2>&1)
+  code=$?
+  echo "$1, ${#cases[@]} cases: $(echo "$log" | grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' | tail -1 | sed 's/=* *//')"
+  [ $code -eq 0 ] || echo "$log" | grep -E '=====|FAIL|failed' | head -20
   return $code
 }
 sanitizer() {
   local code=0 tool
-  for tool in memcheck racecheck initcheck synccheck; do
-    sanitize $tool 'linear B=1 T=193 S=193 Hq=1 Hk=1 Hv=1 K=128 V=128 dtype=bf16 pass=bwd with=initial_state impl=cuda' || code=1
-    sanitize $tool 'linear B=1 T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=f16 pass=fwd with=cu_seqlens N=3 impl=cuda' || code=1
-    sanitize $tool 'gated_delta B=1 T=193 Hq=1 Hk=1 Hv=1 K=128 V=128 other=g dtype=bf16 pass=fwd impl=cuda' || code=1
-    sanitize $tool 'gated_delta B=1 T=193 Hq=1 Hk=1 Hv=1 K=128 V=128 other=g dtype=bf16 pass=bwd with=initial_state impl=cuda' || code=1
-    sanitize $tool 'delta B=1 T=200 Hq=2 Hk=1 Hv=2 K=64 V=64 dtype=bf16 pass=bwd with=cu_seqlens N=2 impl=cuda' || code=1
-    sanitize $tool 'delta B=1 T=8200 Hq=1 Hk=1 Hv=1 K=64 V=64 dtype=bf16 pass=bwd impl=cuda' || code=1
-    sanitize $tool 'delta_decode B=2 T=1 Hq=2 Hk=2 Hv=2 K=128 V=128 dtype=bf16 impl=cuda' || code=1
-    sanitize $tool 'linear B=1 T=70 S=70 Hq=1 Hk=1 Hv=1 K=24 V=33 map=elu1 normalize=1 dtype=f32 pass=fwd impl=cuda' || code=1
-    sanitize $tool 'monarch B=1 T=256 S=256 H=1 K=64 V=64 dtype=f16 pass=fwd impl=cuda' || code=1
-    sanitize $tool 'monarch B=1 T=1000 S=1000 H=2 K=64 V=64 dtype=f16 pass=fwd impl=cuda' || code=1
-    sanitize $tool 'monarch B=1 T=300 S=300 H=1 K=24 V=33 steps=2 pad=pre dtype=f32 pass=bwd with=mask impl=cuda' || code=1
-    sanitize $tool 'monarch B=1 T=100 S=100 H=1 K=24 V=33 causal=1 dtype=bf16 pass=bwd impl=cuda' || code=1
-    sanitize $tool 'monarch_decode B=2 T=2 H=2 K=40 V=24 block=8 M=4 lengths=7 dtype=bf16 impl=cuda' || code=1
-  done
+  for tool in memcheck racecheck initcheck synccheck; do sanitize $tool || code=1; done
   return $code
+}
+check() { indented "$linnet" check --device cuda "$@"; }
+bench() {
+  # shellcheck disable=SC2086
+  "$linnet" bench $operators --device cuda --quick --markdown ${PEERS:+--peers} --python "$(command -v python3)"
 }
 for word in $parts; do
   case $word in
-    tests) part "ptx_test" "$folder/ptx_test" --gtest_brief=1 ;;
+    tests) part "Functions of src/ptx" indented "$folder/ptx_test" --gtest_brief=1 ;;
     check)
-      part "check vectors" "$linnet" check --device cuda tests/vectors
-      part "check random" "$linnet" check --device cuda --random "${RANDOM_CASES:-2000}" $operators
+      part "Vector files" check tests/vectors
+      # shellcheck disable=SC2086
+      part "Random cases" check --random "${RANDOM_CASES:-2000}" $operators
       ;;
-    torch) part "torch" python3 tests/gpu/test_gpu.py ;;
-    sanitizer) part "sanitizer" sanitizer ;;
-    bench) part "bench" "$linnet" bench $operators --device cuda --quick ${PEERS:+--peers} --python "$(command -v python3)" ;;
+    torch) part "Torch operators" indented python3 tests/gpu/test_gpu.py ;;
+    sanitizer) part "compute-sanitizer" sanitizer ;;
+    bench) part "Speed" bench ;;
+    *) echo "gpu_run.sh: no part named $word"; exit 2 ;;
   esac
 done
 echo "== summary"
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-printf '%s\n' "${summary[@]}"
+printf '\n## Summary\n\n' >> "$results"
+printf '%s\n' "${summary[@]}" | sed 's/^/- /' | tee -a "$results"
 exit $failed

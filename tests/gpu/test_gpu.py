@@ -53,6 +53,44 @@ def test_monarch():
             close(got.grad, expected.grad, 3 * tolerance)
 
 
+def gradients(function, tensors, seed=2):
+    """Gradients of the tensors on the GPU and in double on the CPU, the same one coming in."""
+    out = function(*tensors)
+    gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed))
+    out.backward(gradient.to(out))
+    doubles = [t.detach().double().cpu().requires_grad_() for t in tensors]
+    function(*doubles).backward(gradient.to(out.dtype).double())
+    return [(t.grad, d.grad) for t, d in zip(tensors, doubles)]
+
+
+def test_decay_backward():
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 8e-3)):
+        q, k, v = inputs(dtype, D=128, grad=True)
+        g = (-torch.rand(2, 200, 4, device="cuda")).requires_grad_()
+        for got, want in gradients(lambda q, k, v, g: linnet.decay(q, k, v, g=g), (q, k, v, g)):
+            close(got, want, tolerance)
+
+
+def test_layer_of_mamba():
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    B, T, H, V, K = 2, 150, 4, 64, 64
+
+    def random(*size, dtype=torch.bfloat16):
+        return torch.randn(*size, device="cuda", generator=generator).to(dtype).requires_grad_()
+
+    x, z, taps = random(B, T, H * V), random(B, T, H, V), random(H * V, 4)
+    dt, A = random(B, T, H, dtype=torch.float32), random(H, dtype=torch.float32)
+    b, c, weight = random(B, T, 1, K), random(B, T, 1, K), random(V)
+
+    def layer(x, z, taps, dt, A, b, c, weight):
+        y = linnet.causal_conv(x, taps).unflatten(-1, (H, V))
+        y = linnet.mamba_ssd(y, dt, -A.exp(), linnet.l2_norm(b), linnet.l2_norm(c))
+        return linnet.rms_norm_gated(y, z=z, weight=weight)
+
+    for got, want in gradients(layer, (x, z, taps, dt, A, b, c, weight)):
+        close(got, want, 2e-2)  # four operators in a row, each rounded to bf16
+
+
 def test_decode_overwrites_the_state():
     q, k, v = inputs(torch.bfloat16, T=1)
     state = torch.zeros(2, 4, 64, 64, device="cuda")
