@@ -46,7 +46,8 @@ wheel: ## build the Python package as dist/*.whl
 	@CXX=$${CXX:-c++} $(if $(shell command -v ccache),CMAKE_CXX_COMPILER_LAUNCHER=ccache) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	  $(VENV)/bin/python -m pip wheel . --no-build-isolation --no-deps --disable-pip-version-check --wheel-dir dist
 
-package-check: test-build wheel ## use the installed C++ package and the wheel as a user would
+package-check: test-build ## use the installed C++ package and the wheel as a user would
+	@LINNET_CUDA_IMAGES=$(CURDIR)/$(BUILD)/cuda $(MAKE) wheel
 	@tools/package_check.sh $(BUILD)
 
 format: ## format all C++ sources in place

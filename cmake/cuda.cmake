@@ -1,5 +1,6 @@
 # linnet_cuda_sources(target source...): compiles each *_cuda.cu ahead of time into an image (cubin) that target carries, where
 # there is an nvcc. src/core/cuda.h loads the images through the driver at run time: the library links nothing of CUDA.
+# The variable LINNET_CUDA_IMAGES of the environment names a folder of images that were just compiled from the same sources.
 find_program(LINNET_NVCC nvcc HINTS /usr/local/cuda/bin)
 if(LINNET_NVCC)
   set(found ON)
@@ -21,10 +22,14 @@ function(linnet_cuda_sources target)
     foreach(source ${ARGN})
       get_filename_component(name ${source} NAME_WE)
       set(image ${CMAKE_BINARY_DIR}/cuda/${name}.cubin)
-      add_custom_command(OUTPUT ${image} DEPENDS ${source} ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh
-        COMMAND ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh ${LINNET_NVCC} ${LINNET_NVCC_FLAGS} -I${CMAKE_SOURCE_DIR}/src -cubin
-          -MD -MF ${image}.d -MT ${image} -o ${image} ${source}
-        DEPFILE ${image}.d COMMENT "Building CUDA image ${name}.cubin" VERBATIM)
+      if(EXISTS "$ENV{LINNET_CUDA_IMAGES}/${name}.cubin")
+        set(image "$ENV{LINNET_CUDA_IMAGES}/${name}.cubin")
+      else()
+        add_custom_command(OUTPUT ${image} DEPENDS ${source} ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh
+          COMMAND ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh ${LINNET_NVCC} ${LINNET_NVCC_FLAGS} -I${CMAKE_SOURCE_DIR}/src -cubin
+            -MD -MF ${image}.d -MT ${image} -o ${image} ${source}
+          DEPFILE ${image}.d COMMENT "Building CUDA image ${name}.cubin" VERBATIM)
+      endif()
       linnet_embed(${target} linnet_${name} ${image})
       string(APPEND declarations "extern \"C\" const char linnet_${name}_begin[];\n")
       string(APPEND rows "  if (std::strcmp(name, \"${name}\") == 0) return linnet_${name}_begin;\n")

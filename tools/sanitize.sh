@@ -13,7 +13,7 @@ jobs=${JOBS:-$(nproc)}
 # The portable kernels are the same sources with vectors of four: what they read and share does not depend on the width.
 # LINNET_ISAS='portable;avx512' tools/sanitize.sh ... takes the wide ones too, and twice the time.
 isas=${LINNET_ISAS:-portable}
-options=(-DLINNET_SANITIZE="$sanitizers" "-DLINNET_ISAS=$isas" -DLINNET_TESTS=ON -DLINNET_TORCH=OFF)
+options=(-DLINNET_SANITIZE="$sanitizers" "-DLINNET_ISAS=$isas" -DLINNET_TESTS=ON -DLINNET_TORCH=OFF -DLINNET_CUDA=OFF)
 if [[ ! -f $build/CMakeCache.txt ]]; then
   # -O1 and assertions: half the time to compile, and most of the speed.
   options+=(-DCMAKE_BUILD_TYPE=RelWithDebInfo "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1")
