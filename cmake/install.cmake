@@ -9,13 +9,14 @@ install(DIRECTORY src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet
   PATTERN "core/args.h" PATTERN "core/executor.h" PATTERN "core/launch.h" PATTERN "core/op.h" PATTERN "core/status.h" PATTERN "core/view.h"
   PATTERN "cli" EXCLUDE PATTERN "check" EXCLUDE
   PATTERN "bench" EXCLUDE PATTERN "compare" EXCLUDE PATTERN "report" EXCLUDE PATTERN "torch" EXCLUDE PATTERN "simd" EXCLUDE)
-# The public header of each mechanism has the name of its folder.
-file(GLOB folders RELATIVE ${CMAKE_SOURCE_DIR}/src/mechanisms CONFIGURE_DEPENDS src/mechanisms/*/)
-foreach(folder ${folders})
-  if(EXISTS ${CMAKE_SOURCE_DIR}/src/mechanisms/${folder}/${folder}.h)
-    install(FILES src/mechanisms/${folder}/${folder}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/mechanisms/${folder})
-  endif()
+# The public headers of the mechanisms are those that linnet.h includes.
+file(STRINGS ${CMAKE_SOURCE_DIR}/src/linnet.h lines REGEX "^#include \"mechanisms/")
+foreach(line ${lines})
+  string(REGEX REPLACE "^#include \"(.*)\"$" "\\1" header ${line})
+  get_filename_component(folder ${header} DIRECTORY)
+  install(FILES src/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/${folder})
 endforeach()
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/linnet.h)
 install(EXPORT linnet_targets NAMESPACE linnet:: DESTINATION ${package_dir})
 file(WRITE ${CMAKE_BINARY_DIR}/linnet-config.cmake
   "include(CMakeFindDependencyMacro)\nfind_dependency(Threads)\ninclude(\${CMAKE_CURRENT_LIST_DIR}/linnet_targets.cmake)\n")

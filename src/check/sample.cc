@@ -105,6 +105,14 @@ constexpr int64_t kIndependent = 8;
 void draw_enough(Case* c) {
   const Op& op = *c->op;
   const bool packed = is_packed(op, c->with);
+  // Normalised weights of one token, or of equal ones, average what they read: dq and dk are then what rounding leaves.
+  if (c->backward &&
+      std::count(c->options.begin(), c->options.end(), std::pair<std::string, std::string>("normalize", "1")) > 0) {
+    std::erase(c->values, "repeated");
+    for (auto& [letter, value] : c->letters) {
+      if ((letter == "T" || letter == "S") && value == 1) value = 2;
+    }
+  }
   int64_t most = 0, heads = 0, width = kIndependent, *batch = nullptr, *tokens = nullptr;
   for (auto& [letter, value] : c->letters) {
     if (letter == "B") batch = &value;

@@ -72,7 +72,7 @@ const Op& metala_mixer_op() {
           .bench("B=1 T=8192 H=8 K=64 V=128 with=w_aug dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=4 T=2048 H=8 K=64 V=128 with=w_aug,mask skip_masked=1 dtype=f32 pass=fwd")
           .bench("B=1 T=33 H=2 K=16 V=32 with=w_aug dtype=f32 pass=fwd|fwd+bwd")
-          .compare("", "q=unit@q a=@k")
+          .compare("", "q=unit@q a=@k aug=none")
           .impl<ref::metala_mixer_forward, ref::metala_mixer_backward, ref::metala_mixer_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(metala_mixer);
   return op;

@@ -127,7 +127,7 @@ Op declare_recurrence(const RecurrenceMember& member) {
       .bench("B=1 T=65536 Hq=1 Hk=1 Hv=1 K=128 V=K " + given + "dtype=f32 pass=fwd|fwd+bwd")
       .bench("B=4 T=200 Hq=4 Hk=4 Hv=4 K=64 V=K " + given + "dtype=f32 pass=fwd|fwd+bwd");
   if (!general(member)) {  // half-lives of 23 tokens; the scale of a read that averages
-    const std::string words = std::string(member.beta ? "l2_norm=1 beta=0.5 scale=1" : "q=unit@q k=unit@k scale=0.03") +
+    const std::string words = std::string(member.beta ? "l2_norm=1 beta=0.25 scale=1" : "q=unit@q k=unit@k scale=0.03") +
                               (member.decay != Decay::none ? " g=-0.03" : "");
     op.compare(member.decay == Decay::either ? "per channel" : "", words);
     if (member.decay == Decay::either) op.compare("per head", words + " other=g");
