@@ -17,10 +17,10 @@ __device__ __forceinline__ void load_box(void* to, const void* map, uint64_t* ba
 }
 // `bytes` (a multiple of 16) that lie side by side in memory, both addresses multiples of 16.
 __device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
 }
 // The way back; the bytes may be written again once the issuing thread has seen wait_stores_read.
 __device__ __forceinline__ void store_bytes(void* to, const void* from, uint32_t bytes) {

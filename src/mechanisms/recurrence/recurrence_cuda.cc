@@ -65,9 +65,10 @@ const char* recurrence_refuses(const RecurrenceArgs& args, Pass pass) {
   const RecurrenceShape s = recurrence_shape(args);
   if (args.beta.given()) {
     const Engine e = forward_engine(args);
-    return (is_delta(e) && e.q.dtype == Dtype::bf16) || (!e.l2_norm && (e.N == 0 || e.T == 0)) ? nullptr
-                                                                 : "the CUDA backward with beta takes bf16, keys and values of "
-                                                                   "64 or 128 channels, one decay per head, no l2_norm";
+    return (is_delta(e) && e.q.dtype == Dtype::bf16) || (!e.l2_norm && (e.N == 0 || e.T == 0))
+               ? nullptr
+               : "the CUDA backward with beta takes bf16, keys and values of "
+                 "64 or 128 channels, one decay per head, no l2_norm";
   }
   if (s.per_channel || args.l2_norm) {
     return "the CUDA kernels have no backward with decays per channel or l2_norm";
