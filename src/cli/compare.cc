@@ -179,13 +179,10 @@ const Command& compare_command() {
       .usage = "[--input FILE] [--html FILE] [options]",
       .details =
           "Every variant that the mechanisms declare computes attention on the same q, k, v, and its output is compared with\n"
-          "exact softmax attention of the same kind (sees: all tokens, or the past alone) in double precision. What an "
-          "operator\n"
-          "needs beside them is made up, as the page says: gates, decays, random directions. Without --input the built-in "
-          "sample is taken: three layers of a "
-          "sentence\n"
-          "transformer on English text. A file is safetensors with NAME.q, NAME.k, NAME.v for each layer, [B, T, H, D]; its\n"
-          "metadata may say scale and causal.\n\n"
+          "exact softmax attention of the same kind (sees: all tokens, or the past alone) in double precision. What an\n"
+          "operator needs beside them is made up, as the page says: gates, decays, random directions.\n\n"
+          "Without --input the built-in sample is taken: three layers of a sentence transformer on English text. A file is\n"
+          "safetensors with NAME.q, NAME.k, NAME.v for each layer, [B, T, H, D]; its metadata may say scale and causal.\n\n"
           "time and decode state are for one layer; + means that the state grows with every token.",
       .options = {{"causal", "", "a token sees no later one; default: what the input says"},
                   {"dtype", "NAME", "compute in f64, f32 (default), bf16 or f16"},
