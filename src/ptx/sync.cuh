@@ -9,6 +9,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Dynamic shared memory as a T, from its first multiple of 1024 on. By an offset: through an integer the compiler would lose
+// that it is shared memory, and take generic loads for everything in it.
+template <class T>
+__device__ __forceinline__ T& shared_as(char* memory) {
+  return *reinterpret_cast<T*>(memory + (-shared_address(memory) & 1023));
+}
+
 // mbarrier: `count` arrivals (and the bytes expected) complete a phase; waiters name the parity of the phase they wait for.
 __device__ __forceinline__ void barrier_init(uint64_t* barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");

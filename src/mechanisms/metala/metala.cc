@@ -72,9 +72,11 @@ const Op& metala_mixer_op() {
           .bench("B=1 T=8192 H=8 K=64 V=128 with=w_aug dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=4 T=2048 H=8 K=64 V=128 with=w_aug,mask skip_masked=1 dtype=f32 pass=fwd")
           .bench("B=1 T=33 H=2 K=16 V=32 with=w_aug dtype=f32 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 H=16 K=128 V=K with=w_aug dtype=bf16 pass=fwd|fwd+bwd")
           .compare("", "q=unit@q a=@k aug=none")
           .impl<ref::metala_mixer_forward, ref::metala_mixer_backward, ref::metala_mixer_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(metala_mixer);
+          LINNET_ISA_IMPLS(metala_mixer)
+          .cuda<cuda::metala_mixer_forward, cuda::metala_mixer_backward, cuda::metala_mixer_workspace, cuda::metala_mixer_refuses>();
   return op;
 }
 
@@ -100,7 +102,8 @@ const Op& metala_mixer_decode_op() {
           .cost<cost_decode>()
           .bench("B=1|16|64 T=1 H=16 K=64 V=128 with=w_aug dtype=f32|bf16 pass=fwd")
           .impl<ref::metala_mixer_decode_forward, nullptr, ref::metala_mixer_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(metala_mixer_decode);
+          LINNET_ISA_IMPLS_FORWARD(metala_mixer_decode)
+          .cuda<cuda::metala_mixer_decode_forward, nullptr, cuda::metala_mixer_decode_workspace, cuda::metala_mixer_decode_refuses>();
   return op;
 }
 
@@ -126,9 +129,11 @@ const Op& metala_core_op() {
           .check<check_core>()
           .cost<cost_core>()
           .bench("B=1 T=8192 H=8 K=64 V=128 dtype=f32 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 H=16 K=128 V=K dtype=bf16 pass=fwd|fwd+bwd")
           .compare("", "q=unit@q g=logsigmoid@k")
           .impl<ref::metala_core_forward, ref::metala_core_backward, ref::metala_core_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(metala_core);
+          LINNET_ISA_IMPLS(metala_core)
+          .cuda<cuda::metala_core_forward, cuda::metala_core_backward, cuda::metala_core_workspace, cuda::metala_core_refuses>();
   return op;
 }
 // clang-format on

@@ -116,8 +116,8 @@ Op declare_recurrence(const RecurrenceMember& member) {
   }
   for (const char* other : {"", "other=g "}) {
     if (*other != '\0' && member.decay != Decay::either) continue;
-    const bool per_channel = member.decay == Decay::channel || (member.decay == Decay::either && *other == '\0');
-    const bool backward = !per_channel;  // which the GPU's kernels have
+    // Which the GPU's kernels have: all but the delta rule with a decay per channel.
+    const bool backward = !member.beta || member.decay != Decay::either || *other != '\0';
     const std::string last = given + other + "dtype=bf16 pass=" + (backward ? "fwd|fwd+bwd" : "fwd");
     op.gpu_bench("B=16 T=2048 Hq=16 Hk=Hq Hv=Hq K=128 V=K " + last)
         .gpu_bench("B=1 T=32768 Hq=16 Hk=Hq Hv=Hq K=128 V=K " + last)

@@ -47,6 +47,30 @@ __device__ __forceinline__ int chunk_rows(const Walk& w, int chunk) {
   return static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
 }
 
+// The sequence and chunk of a block.
+__device__ inline bool find_chunk(const Engine& e, int64_t number, Walk* w, int64_t* n, int* chunk) {
+  if (e.offsets == nullptr) {
+    const int64_t each = (e.T + C - 1) / C;
+    *n = number / each;
+    *chunk = static_cast<int>(number % each);
+    w->b = *n;
+    w->begin = 0;
+    w->length = e.T;
+    return true;
+  }
+  int64_t low = 0, high = e.N;  // the last sequence that begins at or before this number
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (channel_chunk(true, e.T, middle, offset(e, middle)) <= number ? low : high) = middle;
+  }
+  *n = low;
+  w->b = 0;
+  w->begin = offset(e, low);
+  w->length = offset(e, low + 1) - w->begin;
+  *chunk = static_cast<int>(number - channel_chunk(true, e.T, low, w->begin));
+  return *chunk >= 0 && static_cast<int64_t>(*chunk) * C < w->length;
+}
+
 template <bool reads, int K, int V>
 __device__ void load_chunk(const ChannelTile& tile, const Walk& w, int h, int i, ChannelShared<K, V>& s) {
   const Engine& e = tile.e;
@@ -64,38 +88,50 @@ __device__ void load_gates(const ChannelTile& tile, const Walk& w, int h, int i,
   ptx::load_box(s.g, &tile.g, &s.g_full, 0, t, 0, h, static_cast<int>(w.b));
 }
 
-__device__ __forceinline__ float clamp_gate(float g) { return g < kNothing ? kNothing : g; }
-
-// Sums of the gates (exponents of 2) of a thread's two channels over 16 rows from `first` on; how far they range.
-__device__ __forceinline__ float sum_rows(const char* g, bool wide, int channel, int first, int rows, float2 (&l)[16]) {
-  float2 sum = {0, 0}, low = {0, 0}, high = {0, 0};
-  const auto add = [&](int i, float2 x) {
-    const bool in = first + i < rows;
-    sum.x += in ? clamp_gate(x.x * kLog2E) : 0;
-    sum.y += in ? clamp_gate(x.y * kLog2E) : 0;
-    l[i] = sum;
-    low = {fminf(low.x, sum.x), fminf(low.y, sum.y)};
-    high = {fmaxf(high.x, sum.x), fmaxf(high.y, sum.y)};
-  };
-  if (wide) {
-    const char* at = g + channel / 32 * kPanel + first * 128 + channel % 4 * 4;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      add(i, *reinterpret_cast<const float2*>(at + i * 128 + ((channel % 32 / 4) ^ (i % 8)) * 16));
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      add(i, ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(g + ptx::tile_byte(C, first + i, channel))));
-    }
-  }
-  return fmaxf(high.x - low.x, high.y - low.y);
+__device__ __forceinline__ float clamp_gate(float g) {  // a NaN stays one
+  float x;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(g), "f"(kNothing));
+  return x;
 }
 
-// A chunk in four parts: the scores inside each 16 rows, exactly; `p` is zero before. A warp takes 16 rows and the columns
-// `from` to `from` + kColumns of them, a lane K / 32 channels.
+// The gates (exponents of 2) of a row, two channels.
+__device__ __forceinline__ float2 gates_of(const char* g, bool wide, uint32_t row, uint32_t channel) {
+  float2 x;
+  if (wide) {
+    x = *reinterpret_cast<const float2*>(g + channel / 32 * kPanel + row * 128 + ((channel % 32 / 4) ^ (row % 8)) * 16 +
+                                         channel % 4 * 4);
+  } else {
+    x = ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(g + ptx::tile_byte(C, row, channel)));
+  }
+  return {clamp_gate(x.x * kLog2E), clamp_gate(x.y * kLog2E)};
+}
+
+// Sums of the gates of a thread's two channels over 16 rows from `first` on; how far they range, at most.
+__device__ __forceinline__ float sum_rows(const char* g, bool wide, int channel, int first, int rows, float2 (&l)[16]) {
+  float2 sum = {0, 0}, range = {0, 0};
+  const auto add = [&](int i, float2 x) {
+    sum = {sum.x + x.x, sum.y + x.y};
+    range = {range.x + fabsf(x.x), range.y + fabsf(x.y)};
+    l[i] = sum;
+  };
+  // One branch for all rows, so that the loads overlap.
+  if (first + 16 > rows) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) add(i, first + i < rows ? gates_of(g, wide, first + i, channel) : float2{0, 0});
+  } else if (wide) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) add(i, gates_of(g, true, first + i, channel));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) add(i, gates_of(g, false, first + i, channel));
+  }
+  return fmaxf(range.x, range.y) + (range.x + range.y) * 0;  // a NaN stays one
+}
+
+// Scores one by one in f32, every factor at most 1: columns `from` on, rows up to `end`, by a warp; a lane has K / 32 channels.
+// `p` is zero before.
 template <int K, int kColumns>
-__device__ void exact_scores(const char* q, const char* k, const char* g, bool wide, char* p, int block, int from, int lane) {
+__device__ void exact_scores(const char* q, const char* k, const char* g, bool wide, char* p, int from, int end, int lane) {
   constexpr int kOwn = K / 32;
   const int channel = lane * kOwn;
   const auto load = [&](const char* tile, int row, float(&x)[kOwn]) {
@@ -108,39 +144,33 @@ __device__ void exact_scores(const char* q, const char* k, const char* g, bool w
   };
   float decayed[kColumns][kOwn];
 #pragma unroll
-  for (int j = 0; j < kColumns; ++j) load(k, block * 16 + from + j, decayed[j]);
+  for (int j = 0; j < kColumns; ++j) load(k, from + j, decayed[j]);
 #pragma unroll 1
-  for (int i = from; i < 16; ++i) {
-    const int row = block * 16 + i;
+  for (int row = from; row < end; ++row) {
     float own[kOwn], a[kOwn];
     load(q, row, own);
-    if (wide) {
 #pragma unroll
-      for (int c = 0; c < kOwn; ++c) {
-        a[c] = *reinterpret_cast<const float*>(g + (channel + c) / 32 * kPanel + row * 128 +
-                                               (((channel + c) % 32 / 4) ^ (row % 8)) * 16 + (channel + c) % 4 * 4);
-      }
-    } else {
-      load(g, row, a);
+    for (int c = 0; c < kOwn; c += 2) {
+      const float2 x = gates_of(g, wide, row, channel + c);
+      a[c] = ptx::exp2_fast(x.x);
+      a[c + 1] = ptx::exp2_fast(x.y);
     }
-#pragma unroll
-    for (int c = 0; c < kOwn; ++c) a[c] = ptx::exp2_fast(clamp_gate(a[c] * kLog2E));
     float mine = 0;
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      if (from + j > i) continue;
+      if (from + j > row) continue;
       float sum = 0;
 #pragma unroll
       for (int c = 0; c < kOwn; ++c) {
-        if (from + j < i) decayed[j][c] *= a[c];
+        if (from + j < row) decayed[j][c] *= a[c];
         sum = fmaf(own[c], decayed[j][c], sum);
       }
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
       if (lane == j) mine = sum;
     }
-    if (lane < kColumns && from + lane <= i) {
-      *reinterpret_cast<__nv_bfloat16*>(p + ptx::tile_byte(C, row, block * 16 + from + lane)) = __float2bfloat16_rn(mine);
+    if (lane < kColumns && from + lane <= row) {
+      *reinterpret_cast<__nv_bfloat16*>(p + ptx::tile_byte(C, row, from + lane)) = __float2bfloat16_rn(mine);
     }
   }
 }
@@ -233,7 +263,8 @@ __device__ void prepare(const ChannelTile& tile, const Walk& w, int64_t n, int h
       for (int piece = thread; piece < kPanel / 16; piece += kThreads) reinterpret_cast<uint4*>(s.p[slot])[piece] = {};
       ptx::group_sync<1, kThreads>();
       constexpr int kColumns = K == 128 ? 8 : 16;
-      exact_scores<K, kColumns>(q, k, s.g, tile.wide, s.p[slot], warp, group * kColumns, lane);
+      const int from = warp * 16 + group * kColumns;
+      exact_scores<K, kColumns>(q, k, s.g, tile.wide, s.p[slot], from, warp * 16 + 16, lane);
       sum_rows(s.g, tile.wide, channel, first, rows, l);  // again: there were no registers to keep them
       ptx::group_sync<1, kThreads>();
       if (thread == 0 && i + 1 < w.count) load_gates(tile, w, h, i + 1, s);
@@ -320,6 +351,24 @@ __device__ __forceinline__ void send_results(const Engine& e, const Walk& w, int
   ptx::fence_async_shared();
 }
 
+// S^T of a warpgroup, [64 values, K], rounded, through `image` to memory as it lies there.
+template <int kState>
+__device__ __forceinline__ void keep_state(const float (&S)[kState], char* image, char* to, bool again, int group, int thread) {
+  const int warp = thread / 32, lane = thread % 32;
+  if (again) {
+    if (thread == 0) ptx::wait_stores_read();
+    group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
+  }
+#pragma unroll
+  for (int j = 0; j < kState; j += 2) {
+    const int value = warp * 16 + lane / 4 + (j & 2) * 4, channel = j / 4 * 8 + lane % 4 * 2;
+    *reinterpret_cast<uint32_t*>(image + ptx::tile_byte(64, value, channel)) = ptx::pack<true>(S[j], S[j + 1]);
+  }
+  ptx::fence_async_shared();
+  group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
+  if (thread == 0) ptx::store_bytes(to, image, kState * 256);
+}
+
 template <int K, int V, bool reads>
 __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, int segment, ChannelShared<K, V>& s) {
   const Engine& e = tile.e;
@@ -364,6 +413,10 @@ __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, i
       for (int j = 0; j < kState; j += 2) A[j / 2] = ptx::pack<true>(S[j], S[j + 1]);
     };
     if (!reads) {
+      if (tile.kept != nullptr) {
+        const int64_t number = channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + chunk;
+        keep_state(S, s.q[group], tile.kept + ((number * e.H + h) * (V / 64) + group) * (K * 128), i > 0, group, thread);
+      }
       scale_state(s.before[slot]);
       ptx::hold(S);
       ptx::wgmma_fence();
@@ -430,6 +483,7 @@ __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, i
       load_chunk<reads>(tile, w, h, i + kStages, s);
     }
   }
+  if (!reads && thread == 0) ptx::wait_stores_read();
   if (tile.phase == 1) {
     if (w.ends || w.count == 0) return;  // nobody starts from there
 #pragma unroll
@@ -444,7 +498,7 @@ template <int K, int V, bool reads>
 __device__ void channel_kernel(const ChannelTile& tile) {
   extern __shared__ char memory[];
   static_assert(sizeof(ChannelShared<K, V>) + 1024 <= channel_shared_bytes(K, V) && channel_shared_bytes(K, V) <= 232448);
-  auto& s = *reinterpret_cast<ChannelShared<K, V>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  auto& s = ptx::shared_as<ChannelShared<K, V>>(memory);
   const int h = blockIdx.x % tile.e.H, segment = blockIdx.y;
   const int64_t n = blockIdx.x / tile.e.H;
   const Walk w = walk_of(tile.e, n, segment);

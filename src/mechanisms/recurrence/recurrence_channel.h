@@ -13,13 +13,37 @@ struct ChannelTile {
   int32_t phase = 0;
   float* states = nullptr;  // [segments, N, H, K * V], in the order of the registers
   float* decays = nullptr;  // [segments, N, H, K]: what a segment multiplies the state by
+  char* kept = nullptr;     // walks without reads: S^T before each chunk as bf16, [chunk, H, tile images of 64 values x K]
 };
+
+// The gradients of a chunk, from the state before it and the gradient of the state behind it.
+struct ChannelGradient {
+  TensorMap q, k, v, d, g;               // d: of the result
+  Engine e;                              // q, k, v, g, scale, offsets
+  Rows dq, dk, dv, dg;                   // absent: not wanted; heads as the call's
+  int32_t* exact = nullptr;              // [chunk, H]: gates range too far, pairs one by one
+  const char *states, *later;            // kept (above): S^T, and the later tokens' gradient of it / scale
+  bool wide = false, dv_pieces = false;  // dv in bf16, 16 bytes at a time
+};
+
+// Chunks are numbered through: those of sequence n from channel_chunk(n, ..) on.
+constexpr int64_t channel_chunks(bool packed, int64_t N, int64_t T) {
+  return packed ? T / kTileChunk + N : N * ((T + kTileChunk - 1) / kTileChunk);
+}
+constexpr int64_t channel_chunk(bool packed, int64_t T, int64_t n, int64_t begin) {
+  return packed ? begin / kTileChunk + n : n * ((T + kTileChunk - 1) / kTileChunk);
+}
 
 // A warpgroup for each 64 channels of values, one for each 64 of keys.
 constexpr int channel_threads(int K, int V) { return 128 * (K / 64 + V / 64); }
 constexpr int channel_shared_bytes(int K, int V) {
   const int stage = (2 * K + V) / 64 * kTileChunk * 128, gates = 2 * K / 64 * kTileChunk * 128, tables = 4 * K * 2 * (4 + 6);
   return 1024 + kTileStages * stage + gates + 2 * kTileChunk * 128 + tables + 1024;
+}
+
+constexpr int gradient_shared_bytes(int K, int V) {
+  const int rows = kTileChunk * 128 / 64, wide = K > V ? K : V;
+  return 1024 + rows * (2 * K + 2 * V) + 3 * 256 * K + rows * wide + 2 * kTileChunk * 128 + 4 * K * (4 * 3 + 4) + 1024 + 1024;
 }
 
 }  // namespace linnet::cuda

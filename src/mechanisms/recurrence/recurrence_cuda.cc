@@ -1,5 +1,6 @@
 // The recurrence family on the GPU: every call is one engine; gradients are several (recurrence_gradients.h), or the kernels of
 // the delta rules.
+#include "mechanisms/recurrence/recurrence_channel_launch.h"
 #include "mechanisms/recurrence/recurrence_delta_launch.h"
 #include "mechanisms/recurrence/recurrence_gradients.h"
 #include "recurrence.h"
@@ -63,6 +64,7 @@ const char* recurrence_refuses(const RecurrenceArgs& args, Pass pass) {
   if (const char* reason = refuses(args)) return reason;
   if (pass == Pass::forward) return nullptr;
   const RecurrenceShape s = recurrence_shape(args);
+  if (s.scale == 0) return "the CUDA backward needs a scale other than 0";
   if (args.beta.given()) {
     const Engine e = forward_engine(args);
     return (is_delta(e) && e.q.dtype == Dtype::bf16) || (!e.l2_norm && (e.N == 0 || e.T == 0))
@@ -70,11 +72,14 @@ const char* recurrence_refuses(const RecurrenceArgs& args, Pass pass) {
                : "the CUDA backward with beta takes bf16, keys and values of "
                  "64 or 128 channels, one decay per head, no l2_norm";
   }
-  if (s.per_channel || args.l2_norm) {
-    return "the CUDA kernels have no backward with decays per channel or l2_norm";
+  if (s.per_channel) {
+    if (has_channel_gradients(forward_engine(args)) || s.N == 0 || s.T == 0) return nullptr;
+    return "the CUDA backward with a decay per channel takes bf16, keys and values of 64 or 128 channels";
+  }
+  if (args.l2_norm) {
+    return "the CUDA kernels have no backward with l2_norm";
   }
   if (s.V > kMaxStepWidth) return "the CUDA backward takes values of at most 256 channels";
-  if (s.scale == 0) return "the CUDA backward needs a scale other than 0";
   return nullptr;
 }
 
@@ -155,6 +160,8 @@ int64_t recurrence_workspace(const RecurrenceArgs& args, Pass pass, int) {
     cut_engine(arena, e);
   } else if (args.beta.given()) {
     cut_call(arena, args);
+  } else if (e.g_width > 1) {
+    cut_channel_gradients(arena, e);
   } else {
     cut_gradients(arena, e, is_grouped(args));
   }
@@ -174,6 +181,19 @@ void recurrence_backward(const RecurrenceArgs& args, const RecurrenceOut&, const
   if (args.beta.given()) return delta_backward(args, grads, launch);
   Gradients g;
   g.base = forward_engine(args);
+  if (g.base.g_width > 1) {
+    Arena arena(launch.workspace);
+    const ChannelGradients gradients = {g.base,
+                                        rows_of(grads.dout, g.base.H),
+                                        grads.dq,
+                                        grads.dk,
+                                        grads.dv,
+                                        grads.dg,
+                                        states_of(args.initial_state),
+                                        states_of(grads.dfinal_state),
+                                        states_of(grads.dinitial_state)};
+    return run_channel_gradients(launch, gradients, cut_channel_gradients(arena, g.base));
+  }
   g.dout = rows_of(grads.dout, g.base.H);
   g.dq = grads.dq;
   g.dk = grads.dk;

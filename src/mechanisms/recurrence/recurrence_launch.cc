@@ -1,8 +1,9 @@
 #include "mechanisms/recurrence/recurrence_launch.h"
 
-#include "mechanisms/recurrence/recurrence_channel.h"
+#include "mechanisms/recurrence/recurrence_channel_launch.h"
 #include "mechanisms/recurrence/recurrence_chunk.h"
 #include "mechanisms/recurrence/recurrence_delta_launch.h"
+#include "mechanisms/recurrence/recurrence_kda_launch.h"
 #include "mechanisms/recurrence/recurrence_tile.h"
 
 namespace linnet::cuda {
@@ -19,7 +20,6 @@ int64_t blocks_for(int64_t elements) {
 
 bool is_16_bit(Dtype dtype) { return dtype == Dtype::bf16 || dtype == Dtype::f16; }
 bool is_tile_width(int64_t width) { return width == 64 || width == 128; }
-
 }  // namespace
 
 bool is_aligned(const Rows& rows, Dtype dtype) {
@@ -27,6 +27,8 @@ bool is_aligned(const Rows& rows, Dtype dtype) {
          reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride_b % 8 == 0 && rows.stride_t % 8 == 0 &&
          rows.stride_h % 8 == 0 && rows.stride_t >= 0 && rows.stride_b >= 0 && rows.stride_h >= 0;
 }
+
+int64_t tile_segments(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kSegment - 1) / kSegment; }
 
 bool encode_rows(TensorMap* map, const Engine& e, const Rows& rows, int32_t width) {
   const auto distance = [](int64_t count, int64_t stride) {  // of a dimension with one entry nobody asks
@@ -40,9 +42,16 @@ bool encode_rows(TensorMap* map, const Engine& e, const Rows& rows, int32_t widt
   return encode_tensor_map(map, rows.dtype, rows.data, 5, size, stride, box);
 }
 
-namespace {
+bool has_tiles(const Engine& e) {
+  const Dtype dtype = e.q.dtype;
+  const bool plain = e.write_mask == nullptr && e.out_mask == nullptr && e.out_bias.data == nullptr && !e.normalize &&
+                     !e.l2_norm && e.out_source.map == Map::identity;
+  return plain && !e.untiled && is_16_bit(dtype) && is_tile_width(e.K) && is_tile_width(e.V) && e.N > 0 && e.T > 0 &&
+         e.scale != 0 && (e.finish.z.data == nullptr || is_aligned(e.finish.z, dtype)) && is_aligned(e.q, dtype) &&
+         is_aligned(e.k, dtype) && is_aligned(e.v, dtype) && is_aligned(e.out, dtype);
+}
 
-int64_t segments_of(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kSegment - 1) / kSegment; }
+namespace {
 
 void run_steps(const Launch& launch, const Engine& e) {
   static constexpr const char* kNames[3][4] = {{"step_4", "step_8", "step_16", "step_32"},
@@ -51,16 +60,6 @@ void run_steps(const Launch& launch, const Engine& e) {
   const int size = e.K <= 32 ? 0 : e.K <= 64 ? 1 : e.K <= 128 ? 2 : 3, kind = e.sums ? 2 : e.g_width > 1 ? 1 : 0;
   const int64_t columns = e.V > 0 ? e.V : 1;  // of 16 to a block; without values z is still summed
   enqueue(launch, {kStepImage, kNames[kind][size], 128}, {e.N * e.H, (columns + 15) / 16}, e);
-}
-
-// What the tiled kernels need: plain 16-bit rows of 64 or 128, one decay for all channels or none.
-bool has_tiles(const Engine& e) {
-  const Dtype dtype = e.q.dtype;
-  const bool plain = e.g_width <= 1 && e.write_mask == nullptr && e.out_mask == nullptr && e.out_bias.data == nullptr &&
-                     !e.normalize && !e.l2_norm && e.out_source.map == Map::identity;
-  return plain && !e.untiled && is_16_bit(dtype) && is_tile_width(e.K) && is_tile_width(e.V) && e.N > 0 && e.T > 0 &&
-         e.scale != 0 && (e.finish.z.data == nullptr || is_aligned(e.finish.z, dtype)) && is_aligned(e.q, dtype) &&
-         is_aligned(e.k, dtype) && is_aligned(e.v, dtype) && is_aligned(e.out, dtype);
 }
 
 bool encode_all(const Launch& launch, const Engine& e, Tile* tile) {
@@ -88,7 +87,7 @@ void run_tiles(const Launch& launch, const Engine& e, const EngineScratch& scrat
   const Kernel kernel = {steps ? "recurrence_ssd_cuda" : image,
                          steps ? kSteps[bf16][wide_k][wide_v] : kNames[bf16][wide_k][wide_v][decays], tile_threads(e.V),
                          tile_shared_bytes(e.K, e.V)};
-  const int64_t segments = segments_of(e), heads = e.N * e.H;
+  const int64_t segments = tile_segments(e), heads = e.N * e.H;
   if (segments > 1) {
     tile.states = scratch.segments;
     tile.decays = scratch.segments + (segments - 1) * heads * e.K * e.V;
@@ -100,53 +99,6 @@ void run_tiles(const Launch& launch, const Engine& e, const EngineScratch& scrat
     tile.phase = 2;
   }
   enqueue(launch, kernel, {heads, segments}, tile);
-}
-
-// A decay per channel on matrix units: bf16, whose exponents are those of f32; g as bf16 or f32, in rows of 16 bytes.
-bool is_channel(const Engine& e) {
-  Engine plain = e;
-  plain.g_width = 0;
-  const Rows& g = e.g;
-  const int64_t piece = g.dtype == Dtype::f32 ? 4 : 8;
-  return e.g_width > 1 && e.beta.data == nullptr && e.q.dtype == Dtype::bf16 && has_tiles(plain) &&
-         reinterpret_cast<uintptr_t>(g.data) % 16 == 0 && g.stride_b % piece == 0 && g.stride_t % piece == 0 &&
-         g.stride_h % piece == 0 && g.stride_b >= 0 && g.stride_t > 0 && g.stride_h > 0 && !e.reverse;
-}
-bool encode_gates(TensorMap* map, const Engine& e) {
-  Rows bits = e.g;  // f32 as pairs of 16 bits
-  const int64_t parts = e.g.dtype == Dtype::f32 ? 2 : 1;
-  bits.stride_b *= parts;
-  bits.stride_t *= parts;
-  bits.stride_h *= parts;
-  bits.dtype = Dtype::bf16;
-  return encode_rows(map, e, bits, static_cast<int32_t>(parts) * e.K);
-}
-void run_channels(const Launch& launch, const Engine& e, const EngineScratch& scratch) {
-  ChannelTile tile;
-  tile.e = e;
-  tile.wide = e.g.dtype == Dtype::f32;
-  if (!encode_rows(&tile.q, e, e.q, e.K) || !encode_rows(&tile.k, e, e.k, e.K) || !encode_rows(&tile.v, e, e.v, e.V) ||
-      !encode_gates(&tile.g, e)) {
-    *launch.error = "a tensor has no description for the copy engine";
-    return;
-  }
-  static constexpr const char* kNames[2][2] = {{"channel_64_64", "channel_64_128"}, {"channel_128_64", "channel_128_128"}};
-  static constexpr const char* kStates[2][2] = {{"channel_64_64_states", "channel_64_128_states"},
-                                                {"channel_128_64_states", "channel_128_128_states"}};
-  constexpr const char* kImage = "recurrence_channel_cuda";
-  const int threads = channel_threads(e.K, e.V), bytes = channel_shared_bytes(e.K, e.V);
-  const int64_t segments = segments_of(e), heads = e.N * e.H;
-  if (segments > 1) {
-    tile.states = scratch.segments;
-    tile.decays = scratch.segments + (segments - 1) * heads * e.K * e.V;
-    tile.phase = 1;
-    enqueue(launch, {kImage, kStates[e.K == 128][e.V == 128], threads, bytes}, {heads, segments - 1}, tile);
-    const int count = static_cast<int>(segments - 1);
-    enqueue(launch, {kImage, "fold_channel_segments", 256}, {(heads * e.K * e.V + 255) / 256}, tile.states, tile.decays, e,
-            count);
-    tile.phase = 2;
-  }
-  enqueue(launch, {kImage, kNames[e.K == 128][e.V == 128], threads, bytes}, {heads, segments}, tile);
 }
 
 // The chunked kernel on the multiply-add units: what is worth it for this shape, and the calls that it takes.
@@ -225,22 +177,24 @@ States dense_states(float* data, int64_t H, int64_t rows, int64_t columns) {
   return {data, H * rows * columns, rows * columns, columns, 1};
 }
 
-bool is_tiled(const Engine& e) { return has_tiles(e) && e.beta.data == nullptr; }
+bool is_tiled(const Engine& e) { return has_tiles(e) && e.g_width <= 1 && e.beta.data == nullptr; }
 
 EngineScratch cut_engine(Arena& arena, const Engine& e) {
+  EngineScratch scratch;
   if (e.beta.data != nullptr) {
-    EngineScratch scratch;
     scratch.delta = cut_delta(arena, e, false);
+    scratch.kda = cut_kda(arena, e);
     return scratch;
   }
-  const int64_t segments = segments_of(e);
   if (has_chunks(e)) {
-    EngineScratch scratch;
     scratch.chunks = arena.take<float>(saved_slots(e) * e.H * (static_cast<int64_t>(e.K) * e.V + 1));
     return scratch;
   }
-  if (segments == 1 || !is_tile_width(e.K) || !is_tile_width(e.V)) return {};
-  return {arena.take<float>((segments - 1) * e.N * e.H * (static_cast<int64_t>(e.K) * e.V + (e.g_width > 1 ? e.g_width : 1)))};
+  const int64_t segments = tile_segments(e);
+  if (segments == 1 || !is_tile_width(e.K) || !is_tile_width(e.V)) return scratch;
+  scratch.segments =
+      arena.take<float>((segments - 1) * e.N * e.H * (static_cast<int64_t>(e.K) * e.V + (e.g_width > 1 ? e.g_width : 1)));
+  return scratch;
 }
 
 void run_engine(const Launch& launch, const Engine& e, const EngineScratch& scratch) {
@@ -248,6 +202,8 @@ void run_engine(const Launch& launch, const Engine& e, const EngineScratch& scra
     run_decode(launch, e);
   } else if (has_tiles(e) && is_delta(e)) {
     run_delta(launch, e, scratch.delta);
+  } else if (is_kda(e)) {
+    run_kda(launch, e, scratch.kda);
   } else if (is_channel(e)) {
     run_channels(launch, e, scratch);
   } else if (is_tiled(e)) {

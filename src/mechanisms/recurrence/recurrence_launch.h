@@ -18,6 +18,11 @@ States vectors_of(const View& view);  // [N, H, rows] as [N, H, rows, 1]
 Rows dense_rows(void* data, int64_t T, int64_t H, int64_t width, Dtype dtype = Dtype::f32);
 States dense_states(float* data, int64_t H, int64_t rows, int64_t columns);
 
+// Of the delta rule with a decay per channel (recurrence_kda.h).
+struct KdaScratch {
+  char* images = nullptr;
+  float *records = nullptr, *maps = nullptr;
+};
 // Cuts what run_engine needs from an arena; the same cuts on a null arena tell its size.
 struct DeltaScratch {  // recurrence_delta.h
   char *inverse = nullptr, *inverse_transposed = nullptr;
@@ -30,10 +35,15 @@ struct EngineScratch {
   float* segments = nullptr;  // [segments of a sequence, N, H, K, V]: states between segments
   DeltaScratch delta;
   float* chunks = nullptr;  // [slots, H, K, V] and [slots, H]: states between chunks
+  KdaScratch kda;
 };
 EngineScratch cut_engine(Arena& arena, const Engine& engine);
 // Enqueues the engine; a failure is in launch.error.
 void run_engine(const Launch& launch, const Engine& engine, const EngineScratch& scratch);
+// What the tiled kernels need but for the decay: plain 16-bit rows of 64 or 128.
+bool has_tiles(const Engine& engine);
+// Parts of the longest sequence (kSegment).
+int64_t tile_segments(const Engine& engine);
 // Whether the tiled kernel (recurrence_tile_cuda.cu) takes this engine; else the step kernel does.
 bool is_tiled(const Engine& engine);
 

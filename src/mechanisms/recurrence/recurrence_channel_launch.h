@@ -1,0 +1,34 @@
+// Runs the recurrence with a decay per channel on matrix units, forwards and its gradients.
+#pragma once
+
+#include "mechanisms/recurrence/recurrence_channel.h"
+#include "mechanisms/recurrence/recurrence_launch.h"
+
+namespace linnet::cuda {
+
+// Rows for the kernels with a decay per channel, and their gates' description.
+bool has_channels(const Engine& engine);
+bool encode_gates(TensorMap* map, const Engine& engine);
+// bf16, whose exponents are those of f32; K and V of 64 or 128; g as bf16 or f32 in rows of 16 bytes; no beta.
+bool is_channel(const Engine& engine);
+void run_channels(const Launch& launch, const Engine& engine, const EngineScratch& scratch);
+
+// The gradients of such a call. Views that are absent are not wanted.
+struct ChannelGradients {
+  Engine base;
+  Rows dout;
+  View dq, dk, dv, dg;
+  States initial, dfinal, dinitial;
+};
+struct ChannelScratch {
+  uint16_t *q = nullptr, *k = nullptr, *v = nullptr, *g = nullptr, *dout = nullptr;  // copies, where rows are not aligned
+  float *dq = nullptr, *dk = nullptr, *dv = nullptr;                                 // of every head, before groups are added
+  char *states = nullptr, *later = nullptr;                                          // kept states
+  int32_t* exact = nullptr;
+  EngineScratch engine;
+};
+bool has_channel_gradients(const Engine& base);
+ChannelScratch cut_channel_gradients(Arena& arena, const Engine& base);
+void run_channel_gradients(const Launch& launch, const ChannelGradients& gradients, const ChannelScratch& scratch);
+
+}  // namespace linnet::cuda
