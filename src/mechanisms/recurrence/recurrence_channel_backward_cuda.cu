@@ -415,7 +415,7 @@ __device__ void gradient_values(const ChannelGradient& t, const Chunk& c, Gradie
   for (int part = 0; part < V / 64; ++part) ptx::hold(z[part]);
   ptx::group_sync<6, 128>();
   if (t.dv.data != nullptr) {
-    if (t.dv.dtype == Dtype::f32) {
+    if (!t.dv_pieces) {
 #pragma unroll
       for (int j = 0; j < V / 2; j += 2) {
         const int row = 16 * warp + lane / 4 + (j & 2) * 4, column = j / 4 * 8 + lane % 4 * 2;

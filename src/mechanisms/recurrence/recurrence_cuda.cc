@@ -1,8 +1,9 @@
 // The recurrence family on the GPU: every call is one engine; gradients are several (recurrence_gradients.h), or the kernels of
-// the delta rules.
+// the delta rules and of decays per channel, or, for whatever these do not take, go token by token (recurrence_plain.h).
 #include "mechanisms/recurrence/recurrence_channel_launch.h"
 #include "mechanisms/recurrence/recurrence_delta_launch.h"
 #include "mechanisms/recurrence/recurrence_gradients.h"
+#include "mechanisms/recurrence/recurrence_plain.h"
 #include "recurrence.h"
 #include "recurrence_shape.h"
 
@@ -60,30 +61,18 @@ const char* refuses(const Args& args) {
 
 }  // namespace
 
-const char* recurrence_refuses(const RecurrenceArgs& args, Pass pass) {
-  if (const char* reason = refuses(args)) return reason;
-  if (pass == Pass::forward) return nullptr;
-  const RecurrenceShape s = recurrence_shape(args);
-  if (s.scale == 0) return "the CUDA backward needs a scale other than 0";
-  if (args.beta.given()) {
-    const Engine e = forward_engine(args);
-    return (is_delta(e) && e.q.dtype == Dtype::bf16) || (!e.l2_norm && (e.N == 0 || e.T == 0))
-               ? nullptr
-               : "the CUDA backward with beta takes bf16, keys and values of "
-                 "64 or 128 channels, one decay per head, no l2_norm";
-  }
-  if (s.per_channel) {
-    if (has_channel_gradients(forward_engine(args)) || s.N == 0 || s.T == 0) return nullptr;
-    return "the CUDA backward with a decay per channel takes bf16, keys and values of 64 or 128 channels";
-  }
-  if (args.l2_norm) {
-    return "the CUDA kernels have no backward with l2_norm";
-  }
-  if (s.V > kMaxStepWidth) return "the CUDA backward takes values of at most 256 channels";
-  return nullptr;
-}
+const char* recurrence_refuses(const RecurrenceArgs& args, Pass) { return refuses(args); }
 
 namespace {
+
+// Which kernels take the gradients of a call.
+enum class Way { walks, delta, channels, plain };
+Way way_of(const Engine& e) {
+  const bool scaled = e.scale != 0;  // the others carry gradients of the state in units of the scale
+  if (e.beta.data != nullptr) return is_delta(e) && e.q.dtype == Dtype::bf16 ? Way::delta : Way::plain;
+  if (e.g_width > 1) return scaled && has_channel_gradients(e) ? Way::channels : Way::plain;
+  return scaled && !e.l2_norm && e.V <= kMaxStepWidth ? Way::walks : Way::plain;
+}
 
 // The gradients with beta: operands where the copy engine can read them, results where they can be summed over groups of heads.
 struct DeltaCall {
@@ -158,12 +147,13 @@ int64_t recurrence_workspace(const RecurrenceArgs& args, Pass pass, int) {
   Arena arena;
   if (pass == Pass::forward) {
     cut_engine(arena, e);
-  } else if (args.beta.given()) {
-    cut_call(arena, args);
-  } else if (e.g_width > 1) {
-    cut_channel_gradients(arena, e);
   } else {
-    cut_gradients(arena, e, is_grouped(args));
+    switch (way_of(e)) {
+      case Way::walks: cut_gradients(arena, e, is_grouped(args)); break;
+      case Way::delta: cut_call(arena, args); break;
+      case Way::channels: cut_channel_gradients(arena, e); break;
+      case Way::plain: cut_plain(arena, e); break;
+    }
   }
   return arena.used();
 }
@@ -178,33 +168,28 @@ void recurrence_forward(const RecurrenceArgs& args, const RecurrenceOut& out, co
 }
 
 void recurrence_backward(const RecurrenceArgs& args, const RecurrenceOut&, const RecurrenceGrads& grads, const Launch& launch) {
-  if (args.beta.given()) return delta_backward(args, grads, launch);
-  Gradients g;
-  g.base = forward_engine(args);
-  if (g.base.g_width > 1) {
-    Arena arena(launch.workspace);
-    const ChannelGradients gradients = {g.base,
-                                        rows_of(grads.dout, g.base.H),
-                                        grads.dq,
-                                        grads.dk,
-                                        grads.dv,
-                                        grads.dg,
-                                        states_of(args.initial_state),
-                                        states_of(grads.dfinal_state),
-                                        states_of(grads.dinitial_state)};
-    return run_channel_gradients(launch, gradients, cut_channel_gradients(arena, g.base));
-  }
-  g.dout = rows_of(grads.dout, g.base.H);
-  g.dq = grads.dq;
-  g.dk = grads.dk;
-  g.dv = grads.dv;
-  g.dg = scalars_of(grads.dg);
-  g.dg_head = grads.dg_head;
-  g.initial = states_of(args.initial_state);
-  g.dfinal = states_of(grads.dfinal_state);
-  g.dinitial = states_of(grads.dinitial_state);
+  const Engine base = forward_engine(args);
+  const States initial = states_of(args.initial_state), dfinal = states_of(grads.dfinal_state);
+  const States dinitial = states_of(grads.dinitial_state);
+  const Rows dout = rows_of(grads.dout, base.H);
   Arena arena(launch.workspace);
-  run_gradients(launch, g, cut_gradients(arena, g.base, is_grouped(args)));
+  switch (way_of(base)) {
+    case Way::delta: return delta_backward(args, grads, launch);
+    case Way::channels: {
+      const ChannelGradients g = {base, dout, grads.dq, grads.dk, grads.dv, grads.dg, initial, dfinal, dinitial};
+      return run_channel_gradients(launch, g, cut_channel_gradients(arena, base));
+    }
+    case Way::plain: {
+      const PlainGradients g = {
+          base,          dout,    grads.dq, grads.dk, grads.dv, scalars_of(grads.dg), scalars_of(grads.dbeta),
+          grads.dg_head, initial, dfinal,   dinitial};
+      return run_plain(launch, g, cut_plain(arena, base));
+    }
+    case Way::walks: break;
+  }
+  const Gradients g = {base,          dout,    grads.dq, grads.dk, grads.dv, scalars_of(grads.dg),
+                       grads.dg_head, initial, dfinal,   dinitial};
+  run_gradients(launch, g, cut_gradients(arena, base, is_grouped(args)));
 }
 
 const char* recurrence_decode_refuses(const RecurrenceDecodeArgs& args, Pass) { return refuses(args); }
