@@ -27,6 +27,23 @@ const View& gates_of(const Args& args) {
   }
 }
 
+template <class Args>
+bool is_masked(const Args& args) {
+  if constexpr (requires { args.mask; }) {
+    return args.mask.given();
+  } else {
+    return false;
+  }
+}
+
+// Keys are rounded for the tiles alone. A few tokens would not repay that: their result is one product q.k, with all that
+// rounding leaves of it.
+Dtype key_dtype(const View& q, const View& v) {
+  constexpr int64_t kFewTokens = 32;
+  const auto fits = [](int64_t width) { return width == 64 || width == 128; };
+  return q.dtype == Dtype::bf16 && fits(q.size[3]) && fits(v.size[3]) && q.size[1] >= kFewTokens ? Dtype::bf16 : Dtype::f32;
+}
+
 // The call of the recurrence, its g and k in the arena.
 template <class Target, class Args>
 Target inner(Arena& arena, const Args& args) {
@@ -34,7 +51,8 @@ Target inner(Arena& arena, const Args& args) {
   r.q = args.q;
   r.v = args.v;
   r.g = dense(arena, Dtype::f32, args.q);
-  r.k = dense(arena, args.q.dtype, args.q);
+  r.k = dense(arena, key_dtype(args.q, args.v), args.q);
+  if (is_masked(args)) r.v = dense(arena, args.v.dtype, args.v);
   r.scale = args.scale;
   if constexpr (requires { r.state; }) {
     r.state = args.state;
@@ -54,7 +72,7 @@ Metala rows_for(const Args& args, const Target& r) {
   m.K = static_cast<int32_t>(args.q.size[3]);
   m.V = static_cast<int32_t>(args.v.size[3]);
   m.q = rows_of(args.q, m.H);
-  m.v = rows_of(args.v, m.H);
+  m.v = rows_of(r.v, m.H);
   m.gates = rows_of(gates_of(args), m.H);
   m.floor = static_cast<float>(args.floor);
   if constexpr (requires { args.tau; }) {
@@ -63,7 +81,16 @@ Metala rows_for(const Args& args, const Target& r) {
     m.aug = static_cast<int32_t>(args.aug);
     if (args.w_aug.given()) m.w = {args.w_aug.data, 0, 0, args.w_aug.stride[0], 1, args.w_aug.dtype, Map::identity};
   }
-  m.dtype = args.q.dtype;
+  if constexpr (requires { args.mask; }) {
+    if (args.mask.given()) {
+      m.mask = static_cast<const uint8_t*>(args.mask.data);
+      m.mask_stride_b = args.mask.stride[0];
+      m.mask_stride_t = args.mask.stride[1];
+      m.skip_masked = args.skip_masked;
+      m.source_v = rows_of(args.v, m.H);
+    }
+  }
+  m.dtype = r.k.dtype;
   m.g = static_cast<float*>(r.g.data);
   m.k = r.k.data;
   return m;

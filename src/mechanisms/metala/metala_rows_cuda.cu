@@ -21,6 +21,10 @@ __device__ float log_decay(const Metala& m, int64_t place) {
   return g < m.floor ? m.floor : g;
 }
 
+__device__ bool is_masked(const Metala& m, int64_t b, int64_t t) {
+  return m.mask != nullptr && m.mask[b * m.mask_stride_b + t * m.mask_stride_t] == 0;
+}
+
 // A row of a block's warp: batch row, token, head.
 struct Row {
   int64_t b, t, number;
@@ -30,14 +34,20 @@ __device__ Row row_at(const Metala& m, int64_t i) { return {i / m.H / m.T, i / m
 
 }  // namespace
 
-// g and k = 1 - exp(g), dense.
+// g and k = 1 - exp(g), dense; and v where tokens are masked.
 extern "C" __global__ void __launch_bounds__(256) metala_gates(const __grid_constant__ Metala m) {
   const int64_t rows = m.B * m.T * m.H;
   for (int64_t i = blockIdx.x * 8ll + threadIdx.x / 32; i < rows; i += gridDim.x * 8ll) {
     const Row r = row_at(m, i);
     const int64_t from = row_of(m.gates, r.b, r.t, r.h);
+    const bool masked = is_masked(m, r.b, r.t);
+    for (int c = threadIdx.x % 32; m.mask != nullptr && c < m.V; c += 32) {
+      const int64_t v = row_of(m.source_v, r.b, r.t, r.h) + c;
+      ptx::store(const_cast<void*>(m.v.data), m.v.dtype, row_of(m.v, r.b, r.t, r.h) + c,
+                 masked ? 0 : ptx::load(m.source_v.data, m.source_v.dtype, v));
+    }
     for (int c = threadIdx.x % 32; c < m.K; c += 32) {
-      const float g = log_decay(m, from + c);
+      const float g = masked && m.skip_masked ? 0 : log_decay(m, from + c);
       m.g[i * m.K + c] = g;
       ptx::store(m.k, m.dtype, i * m.K + c, -expm1f(g));
     }
@@ -77,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(256) metala_back(const __grid_const
     const int64_t b = at / m.T, t = at % m.T, i = at * m.H + h;
     const int64_t q = row_of(m.q, b, t, h), v = row_of(m.v, b, t, h), d = row_of(m.dout, b, t, h);
     const int64_t gate = row_of(m.gates, b, t, h);
+    const bool masked = is_masked(m, b, t);
     float u = 0, du = 0;
     if (m.aug != 2) {
       for (int c = lane; m.w.data != nullptr && c < m.K; c += 32) {
@@ -92,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(256) metala_back(const __grid_const
       du = fmaf(slope, x, du);
       if (m.to_v.data != nullptr) {
         ptx::store(const_cast<void*>(m.to_v.data), m.to_v.dtype, row_of(m.to_v, b, t, h) + c,
-                   fmaf(u, slope, m.dv[i * m.V + c]));
+                   masked ? 0 : fmaf(u, slope, m.dv[i * m.V + c]));
       }
     }
     du = sum_of_warp(du);
@@ -110,7 +121,9 @@ extern "C" __global__ void __launch_bounds__(256) metala_back(const __grid_const
       if (m.to_gates.data != nullptr) {
         const float dk = fmaf(du * w, x, m.dk[i * m.K + c]), raw = raw_decay(m, gate + c);
         float dg = fmaf(-expf(g), dk, m.dg[i * m.K + c]);
-        if (m.mixer) {
+        if (masked && m.skip_masked) {
+          dg = 0;
+        } else if (m.mixer) {
           dg = raw <= m.floor ? 0 : dg * sigmoid(-ptx::load(m.gates.data, m.gates.dtype, gate + c)) / m.tau;
         } else if (raw < m.floor) {
           dg = 0;

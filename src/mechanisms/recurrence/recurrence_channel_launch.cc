@@ -67,7 +67,8 @@ void run_channels(const Launch& launch, const Engine& e, const EngineScratch& sc
 
 bool has_channel_gradients(const Engine& e) {
   const auto fits = [](int32_t width) { return width == 64 || width == 128; };
-  return e.g_width > 1 && e.beta.data == nullptr && e.q.dtype == Dtype::bf16 && fits(e.K) && fits(e.V) && e.N > 0 && e.T > 0;
+  return e.g_width > 1 && e.beta.data == nullptr && e.q.dtype == Dtype::bf16 && e.k.dtype == Dtype::bf16 && fits(e.K) &&
+         fits(e.V) && e.N > 0 && e.T > 0;
 }
 
 ChannelScratch cut_channel_gradients(Arena& arena, const Engine& e) {
