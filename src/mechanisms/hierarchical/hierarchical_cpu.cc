@@ -1,20 +1,68 @@
-// hierarchical for one instruction set: shares the heads out and runs the passes of each tie.
+// hierarchical for one instruction set: shares heads or, where there are few, the families of a head out and runs the passes of
+// each tie. Families none of which lies below another are independent of each other, so the cut changes no bit.
 //
 // Block: two passes over the families, 8 (2K + V) flops per token and head and 2 (K + V) for the means; q, k, v are read in
 // both.
 #include "hierarchical_block.h"
 #include "hierarchical_prefix.h"
 #include "hierarchical_row.h"
+#include "simd/task.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
 
-// Memory of a call: the tree, and per worker scratch and a run of heads.
+// The families of one head, or of one after the other, on one thread or on all.
+template <class T>
+struct Families {
+  const HierarchicalTree& tree;
+  const HierarchicalScratch<T>* scratch;  // of every worker
+  int worker;                             // of the calling thread
+  const Launch* together;                 // null: in the calling thread
+
+  const HierarchicalScratch<T>& own() const { return scratch[worker]; }
+  // f(A, scratch) for the families first .. end - 1, which are independent of each other.
+  template <class F>
+  void each(int64_t first, int64_t end, const F& f) const {
+    if (together == nullptr) {
+      for (int64_t A = first; A < end; ++A) f(A, own());
+      return;
+    }
+    const int64_t part = divide_up(end - first, 8 * static_cast<int64_t>(together->workers));
+    parallel(*together, divide_up(end - first, part), [&](int64_t task, int by) {
+      for (int64_t A = first + task * part; A < smaller(first + task * part + part, end); ++A) f(A, scratch[by]);
+    });
+  }
+  template <class F>
+  void up(const F& f) const {  // children before parents
+    if (together == nullptr) return each(tree.T, tree.N, f);
+    for (int64_t first = tree.T, end; first < tree.N; first = end) {
+      end = tree.N;
+      for (int64_t c = first; c < end; ++c) end = tree.parent[c] == -1 ? end : smaller(end, tree.parent[c]);
+      each(first, end, f);
+    }
+  }
+  template <class F>
+  void down(const F& f) const {  // parents before children
+    if (together == nullptr) {
+      for (int64_t A = tree.N - 1; A >= tree.T; --A) f(A, own());
+      return;
+    }
+    for (int64_t end = tree.N, first; end > tree.T; end = first) {
+      first = end - 1;
+      while (first > tree.T && tree.parent[first - 1] >= end) --first;
+      each(first, end, f);
+    }
+  }
+};
+
+// Memory of a call: the tree, and per worker scratch and a run of heads; of all workers one run of heads when they work
+// together.
 template <class T, class Work>
 struct Rooms {
   HierarchicalTree tree;
   HierarchicalShape<T> shape;
   HierarchicalRuns runs;
+  bool together;
   int64_t longest;  // rows of a strip
   HierarchicalScratch<T>* scratch;
   HierarchicalHead<T>* heads;
@@ -26,9 +74,12 @@ struct Rooms {
     const bool block = args.tie == HierarchicalTie::block;
     // Positions are shared by the batch: their gradient adds up its rows in order, one task per head.
     const int64_t rows = backward && args.pos.given() ? 1 : shape.B;
-    runs = block && !backward ? hierarchical_runs(rows, shape.H, workers) : HierarchicalRuns{1, shape.H, rows * shape.H};
+    together = args.tie != HierarchicalTie::prefix && prefer_ladder(rows * shape.H, shape.T_ / kLanes, workers);
+    const bool side_by_side = block && !backward;
+    runs =
+        side_by_side ? hierarchical_runs(rows, shape.H, together ? 1 : workers) : HierarchicalRuns{1, shape.H, rows * shape.H};
     longest = larger(1, block ? widths.family : widths.list + 1);
-    const int64_t slots = workers * runs.heads;
+    const int64_t slots = (together ? 1 : workers) * runs.heads;
     scratch = arena.take<HierarchicalScratch<T>>(workers);
     heads = arena.take<HierarchicalHead<T>>(slots);
     works = arena.take<Work>(slots);
@@ -133,73 +184,86 @@ double gap(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, int
 
 // ---- forward
 
+// run(batch row, first head, heads, families, their memories)
 template <class T, class Work, class Run>
 void for_runs(const Rooms<T, Work>& m, const Launch& launch, const Run& run) {
-  run_tasks(launch, m.runs.tasks, m.flops(), [&](int64_t task, int worker) {
+  const auto one = [&](int64_t task, int worker) {
     const int64_t first = task % m.runs.count * m.runs.heads, count = smaller(m.runs.heads, m.shape.H - first);
-    run(task / m.runs.count, first, count, m.scratch[worker], m.heads + worker * m.runs.heads, m.works + worker * m.runs.heads);
-  });
+    const int64_t slot = m.together ? 0 : worker * m.runs.heads;
+    run(task / m.runs.count, first, count, Families<T>{m.tree, m.scratch, worker, m.together ? &launch : nullptr},
+        m.heads + slot, m.works + slot);
+  };
+  if (!m.together) return run_tasks(launch, m.runs.tasks, m.flops(), one);
+  const FlushSubnormals flush;
+  for (int64_t task = 0; task < m.runs.tasks; ++task) one(task, 0);
 }
 
-template <class T, class Work>
-void pool_all(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const Work&, bool queries) {
-  for (int64_t A = head.tree->T; A < head.tree->N; ++A) pool(head, x, A, queries);
+template <class T>
+void pool_all(const HierarchicalHead<T>& head, const Families<T>& families, bool queries) {
+  families.up([&](int64_t A, const HierarchicalScratch<T>& x) { pool(head, x, A, queries); });
 }
 
 template <class T>
 void forward_runs(const Rooms<T, BlockWork<T>>& m, const HierarchicalOut& out, const Launch& launch) {
+  using Scratch = HierarchicalScratch<T>;
   for_runs(m, launch,
-           [&](int64_t b, int64_t first, int64_t count, const auto& x, HierarchicalHead<T>* heads, BlockWork<T>* works) {
-             const int64_t N = m.tree.N, leaves = m.tree.T;
+           [&](int64_t b, int64_t first, int64_t count, const auto& families, HierarchicalHead<T>* heads, BlockWork<T>* works) {
+             const int64_t N = m.tree.N;
              for (int64_t i = 0; i < count; ++i) {
                heads[i].b = b, heads[i].h = first + i;
                heads[i].count();
              }
-             for (int64_t A = leaves; A < N; ++A) {
+             families.up([&](int64_t A, const Scratch& x) {
                for (int64_t i = 0; i < count; ++i) block_up(heads[i], x, works[i], A);
-             }
+             });
              for (int64_t i = 0; i < count && N > 0; ++i) {
                works[i].mass[N - 1] = 1;
                clear_rows(works[i].out + (m.shape.I - 1) * m.shape.ldv, m.shape.ldv);
              }
-             for (int64_t A = N - 1; A >= leaves; --A) {
+             families.down([&](int64_t A, const Scratch& x) {
                for (int64_t i = 0; i < count; ++i) block_down(heads[i], x, works[i], A, out.out);
-             }
+             });
              for (int64_t i = 0; i < count; ++i) {
                const double energy = N == 0 ? -__builtin_inf() : works[i].g[N - 1] * kLn2<double>;
                const Rows rows{energy == -__builtin_inf() ? 0 : static_cast<double>(heads[i].n[N - 1]), energy};
                store_scalar<T>(out.energy, b, first + i, energy);
-               if (out.kl.given()) store_scalar<T>(out.kl, b, first + i, gap(heads[i], x, m.longest, rows));
+               if (out.kl.given()) store_scalar<T>(out.kl, b, first + i, gap(heads[i], families.own(), m.longest, rows));
              }
            });
 }
 
 template <class T>
-Rows row_all(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const View& out) {
+Rows row_all(const HierarchicalHead<T>& head, const Families<T>& families, const RowWork<T>& w, const View& out) {
+  const HierarchicalTree& tree = families.tree;
+  families.each(tree.T, tree.N, [&](int64_t A, const HierarchicalScratch<T>& x) {
+    w.count[A - tree.T] = 0;
+    w.energy[A - tree.T] = row_forward(head, x, A, out, &w.count[A - tree.T]);
+  });
   Rows rows{0, 0};
-  for (int64_t A = head.tree->T; A < head.tree->N; ++A) rows.energy += row_forward(head, x, A, out, &rows.count);
+  for (int64_t i = 0; i < tree.inner(); ++i) rows.count += w.count[i], rows.energy += w.energy[i];
   rows.energy = rows.count == 0 ? -__builtin_inf() : rows.energy / rows.count;
   return rows;
 }
 
 template <class T>
 void forward_runs(const Rooms<T, RowWork<T>>& m, const HierarchicalOut& out, const Launch& launch) {
-  for_runs(m, launch, [&](int64_t b, int64_t h, int64_t, const auto& x, HierarchicalHead<T>* head, RowWork<T>* work) {
+  for_runs(m, launch, [&](int64_t b, int64_t h, int64_t, const auto& families, HierarchicalHead<T>* head, RowWork<T>* work) {
     head->b = b, head->h = h;
     head->count();
-    pool_all(*head, x, *work, false);
-    const Rows rows = row_all(*head, x, out.out);
+    pool_all(*head, families, false);
+    const Rows rows = row_all(*head, families, *work, out.out);
     store_scalar<T>(out.energy, b, h, rows.energy);
-    if (out.kl.given()) store_scalar<T>(out.kl, b, h, gap(*head, x, m.longest, rows));
+    if (out.kl.given()) store_scalar<T>(out.kl, b, h, gap(*head, families.own(), m.longest, rows));
   });
 }
 
 template <class T>
 void forward_runs(const Rooms<T, PrefixWork<T>>& m, const HierarchicalOut& out, const Launch& launch) {
-  for_runs(m, launch, [&](int64_t b, int64_t h, int64_t, const auto& x, HierarchicalHead<T>* head, PrefixWork<T>* work) {
+  for_runs(m, launch, [&](int64_t b, int64_t h, int64_t, const auto& families, HierarchicalHead<T>* head, PrefixWork<T>* work) {
+    const HierarchicalScratch<T>& x = families.own();
     head->b = b, head->h = h;
     head->count();
-    pool_all(*head, x, *work, false);
+    pool_all(*head, families, false);
     double gap = 0;  // less the softmax's log-normalisers
     const double energy = prefix_forward(*head, x, *work, out.out, out.kl.given(), &gap);
     store_scalar<T>(out.energy, b, h, energy);
@@ -215,38 +279,42 @@ void forward_runs(const Rooms<T, PrefixWork<T>>& m, const HierarchicalOut& out, 
 // ---- backward
 
 template <class T>
-void backward_head(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const BlockWork<T>& w,
+void backward_head(const HierarchicalHead<T>& head, const Families<T>& families, const BlockWork<T>& w,
                    const HierarchicalGrads& grads, double denergy) {
-  const int64_t N = head.tree->N, leaves = head.tree->T, root = N - 1 - leaves;
-  const auto& s = x.s;
-  for (int64_t A = leaves; A < N; ++A) block_up(head, x, w, A);
+  using Scratch = HierarchicalScratch<T>;
+  const int64_t N = head.tree->N, root = N - 1 - head.tree->T;
+  const auto& s = families.own().s;
+  families.up([&](int64_t A, const Scratch& x) { block_up(head, x, w, A); });
   w.mass[N - 1] = 1;
-  for (int64_t A = N - 1; A >= leaves; --A) block_masses(head, x, w, A);
-  for (int64_t A = leaves; A < N; ++A) block_backward_up(head, x, w, A, grads.dout);
+  families.down([&](int64_t A, const Scratch& x) { block_masses(head, x, w, A); });
+  families.up([&](int64_t A, const Scratch& x) { block_backward_up(head, x, w, A, grads.dout); });
   w.dg[N - 1] = w.g[N - 1] == -kInfinity<double> ? T(0) : static_cast<T>(denergy);
   clear_rows(w.dq + root * s.ldk, s.ldk);
   clear_rows(w.dk + root * s.ldk, s.ldk);
   clear_rows(w.dv + root * s.ldv, s.ldv);
-  for (int64_t A = N - 1; A >= leaves; --A) block_backward_down(head, x, w, A, grads);
+  families.down([&](int64_t A, const Scratch& x) { block_backward_down(head, x, w, A, grads); });
 }
+// Families add to the keys of their ancestors' siblings: one after the other.
 template <class T>
-void backward_head(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const RowWork<T>& w,
+void backward_head(const HierarchicalHead<T>& head, const Families<T>& families, const RowWork<T>& w,
                    const HierarchicalGrads& grads, double denergy) {
+  const HierarchicalScratch<T>& x = families.own();
   clear_rows(w.dkv, head.tree->N * (x.s.ldk + x.s.ldv));
-  pool_all(head, x, w, false);
+  pool_all(head, families, false);
   double share = 0;
   if (denergy != 0) {
-    const Rows rows = row_all(head, x, View());
+    const Rows rows = row_all(head, families, w, View());
     share = rows.count == 0 ? 0 : denergy / rows.count;
   }
   for (int64_t A = head.tree->T; A < head.tree->N; ++A) row_backward(head, x, w, A, grads, static_cast<T>(share));
   spread_down(head, x.s, w.dkv, grads);
 }
 template <class T>
-void backward_head(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const PrefixWork<T>& w,
+void backward_head(const HierarchicalHead<T>& head, const Families<T>& families, const PrefixWork<T>& w,
                    const HierarchicalGrads& grads, double denergy) {
+  const HierarchicalScratch<T>& x = families.own();
   clear_rows(w.dkv, head.tree->N * (x.s.ldk + x.s.ldv));
-  pool_all(head, x, w, false);
+  pool_all(head, families, false);
   double unused;
   prefix_forward(head, x, w, View(), false, &unused);
   prefix_backward(head, x, w, grads, denergy);
@@ -260,7 +328,7 @@ void backward(const HierarchicalArgs& args, const HierarchicalGrads& grads, cons
   const Rooms<T, Work> m(arena, args, launch.workers, true, false);
   const auto& s = m.shape;
   const int64_t batch = args.pos.given() ? s.B : 1;
-  for_runs(m, launch, [&](int64_t b0, int64_t h, int64_t, const auto& x, HierarchicalHead<T>* head, Work* work) {
+  for_runs(m, launch, [&](int64_t b0, int64_t h, int64_t, const auto& families, HierarchicalHead<T>* head, Work* work) {
     head->h = h;
     clear_rows(work->dpos, s.N * s.lde);
     for (int64_t b = b0; b < b0 + batch && s.N > 0; ++b) {
@@ -272,7 +340,7 @@ void backward(const HierarchicalArgs& args, const HierarchicalGrads& grads, cons
         const View& d = grads.denergy;
         denergy = static_cast<double>(static_cast<T*>(d.data)[b * d.stride[0] + h * d.stride[1]]);
       }
-      backward_head(*head, x, *work, grads, denergy);
+      backward_head(*head, families, *work, grads, denergy);
     }
     for (int64_t i = 0; grads.dpos.given() && i < grads.dpos.size[0]; ++i) {
       with_type<T>(grads.dpos, i * grads.dpos.stride[0] + h * grads.dpos.stride[1],

@@ -8,9 +8,11 @@ namespace linnet::LINNET_ISA {
 
 template <class T>
 struct RowWork {
-  T* dkv;   // backward: [N, ldk + ldv]
-  T* dpos;  // backward: [N, lde]
+  double *energy, *count;  // [I]: sum of the log-normalisers of a family's leaves, and how many there are
+  T* dkv;                  // backward: [N, ldk + ldv]
+  T* dpos;                 // backward: [N, lde]
   RowWork(Arena& arena, const HierarchicalShape<T>& s, int64_t, bool backward) {
+    energy = arena.take<double>(s.I), count = arena.take<double>(s.I);
     dkv = arena.take<T>(backward ? s.N * (s.ldk + s.ldv) : 0);
     dpos = arena.take<T>(backward ? s.N * s.lde : 0);
   }

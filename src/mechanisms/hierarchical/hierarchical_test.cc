@@ -34,6 +34,11 @@ const char* const kLines[] = {
     "hierarchical B=2 T=70 H=2 K=16 V=24 tie=prefix causal=1 include_self=1 arity=3 pass=bwd",
     "hierarchical B=2 T=90 nodes=130 H=2 K=16 V=16 E=4 tie=prefix causal=1 include_self=1 with=parent,pos,mask values=garbage "
     "pass=bwd",
+    "hierarchical B=1 T=700 nodes=877 H=1 K=16 V=16 E=4 arity=5 with=pos,mask values=garbage pass=bwd threads=2",  // all
+                                                                                                                   // threads on
+                                                                                                                   // one head
+    "hierarchical B=2 T=800 nodes=1300 H=1 K=8 V=24 with=parent include_self=1 pass=bwd threads=3",
+    "hierarchical B=1 T=700 H=1 K=16 V=16 tie=row pass=bwd threads=2",
     "hierarchical B=2 T=1 H=2 K=4 V=4 pass=bwd",
     "hierarchical B=2 T=1 nodes=1 H=2 K=4 V=4 E=3 include_self=1 with=parent,pos pass=bwd",
     "hierarchical B=1 T=0 H=2 K=4 V=4 pass=bwd",

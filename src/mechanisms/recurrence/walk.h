@@ -179,12 +179,4 @@ void walk_ladder(const Source& source, T* states, T* window, const Launch& launc
   for (int head = 0; head < heads; ++head) source.end(head, states + head * elements);
 }
 
-// Whether `units` equal pieces of work, of `chunks` chunks each, leave so many workers idle that the ladder (1.2 times the
-// work, three waits per window) is faster.
-LINNET_INLINE bool prefer_ladder(int64_t units, int64_t chunks, int workers) {
-  if (workers <= 1 || units <= 0 || chunks < 4 * workers) return false;
-  const int64_t rounds = (units + workers - 1) / workers;
-  return static_cast<double>(units) < 0.7 * static_cast<double>(rounds * workers);
-}
-
 }  // namespace linnet::LINNET_ISA

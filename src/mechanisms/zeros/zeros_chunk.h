@@ -32,31 +32,43 @@ struct Two {
   LINNET_INLINE explicit Two(double x) : hi(static_cast<T>(x)), lo(static_cast<T>(x - static_cast<double>(hi))) {}
 };
 
-// The running scalars of one head, edges [T]; not causal: all of them the last. Returns the last.
+// The running scalars of one head, edges [T], token by token; not causal: all of them the last.
 template <class T>
-Edge scan_logits(const ZerosArgs& args, int64_t b, int64_t h, Edge* edges) {
-  const int64_t tokens = args.s.size[1];
+struct LogitScan {
+  const ZerosArgs& args;
+  int64_t b, h;
+  Edge* edges;
   Edge edge;
   double top = 0, sum = 0;
-  for (int64_t t = 0; t < tokens; ++t) {
-    if (!args.key_mask.given() || *args.key_mask.at<const uint8_t>(b, t) != 0) {
-      const double s =
-          static_cast<double>(element_at<T>(args.s, b * args.s.stride[0] + t * args.s.stride[1] + h * args.s.stride[2]));
-      edge.n += 1;
-      edge.mean += (s - edge.mean) / edge.n;
-      if (edge.n == 1 || !(s <= top)) {
-        sum = edge.n == 1 ? 1 : sum * __builtin_exp(top - s) + 1;
-        top = s;
-      } else {
-        sum += __builtin_exp(s - top);
+
+  LINNET_INLINE LogitScan(const ZerosArgs& a, int64_t batch_row, int64_t head, Edge* to)
+      : args(a), b(batch_row), h(head), edges(to) {}
+  void run(int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      if (!args.key_mask.given() || *args.key_mask.at<const uint8_t>(b, t) != 0) {
+        const double s =
+            static_cast<double>(element_at<T>(args.s, b * args.s.stride[0] + t * args.s.stride[1] + h * args.s.stride[2]));
+        edge.n += 1;
+        edge.mean += (s - edge.mean) / edge.n;
+        if (edge.n == 1 || !(s <= top)) {
+          sum = edge.n == 1 ? 1 : sum * __builtin_exp(top - s) + 1;
+          top = s;
+        } else {
+          sum += __builtin_exp(s - top);
+        }
+        if (args.causal) edge.ell = top + __builtin_log(sum / edge.n);
       }
-      edge.ell = top + __builtin_log(sum / edge.n);
+      edges[t] = edge;
     }
-    edges[t] = edge;
   }
-  for (int64_t t = 0; t < tokens && !args.causal; ++t) edges[t] = edge;
-  return edge;
-}
+  void run_all() {
+    const int64_t tokens = args.s.size[1];
+    run(0, tokens);
+    if (args.causal) return;
+    if (edge.n > 0) edge.ell = top + __builtin_log(sum / edge.n);
+    for (int64_t t = 0; t < tokens; ++t) edges[t] = edge;
+  }
+};
 
 // The factors of a state from one edge to the next, 1 taken out where they are near it: C = keep C + rest C.
 template <class T>

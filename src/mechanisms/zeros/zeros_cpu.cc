@@ -1,59 +1,86 @@
 // zeros for one instruction set: one walk over the chunks of a head for the forward, two for the backward (zeros_chunk.h).
 //
-// A unit of work is one head of one batch row. Forward, per chunk of 64: A = Q K^T, O = [cp q | c1 q | c0 q] S + (r o A) V,
-// then the write of S [3 K, V]. Backward, forward in time with the memory transposed [V, 3 K]: dq, the gates' gradients and the
-// row sums X, Y; backward in time with its gradient [V, 3 K]: dk, dv, ds. Nothing is kept between the passes but scalars.
+// A unit of work is one head of one batch row, or a long head's chunks for all threads (TogetherWalk). Forward, per chunk of
+// 64: A = Q K^T, O = [cp q | c1 q | c0 q] S + (r o A) V, then the write of S [3 K, V]. Backward, forward in time with the
+// memory transposed [V, 3 K]: dq, the gates' gradients and the row sums X, Y; backward in time with its gradient [V, 3 K]: dk,
+// dv, ds. Nothing is kept between the passes but scalars.
+#include "simd/pipeline.h"
 #include "zeros_chunk.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
 
-// Scratch of one worker.
+// Memory of a walk: what a chunk leaves for its step and its readers (a slot), what only lives while a worker reads, and what
+// belongs to the head. A worker that walks alone has one of each, and its slot's state is the head's.
 template <class T>
 struct Scratch {
   int64_t K, V, ldk, ldv, block;  // block: columns of one of three transposed states
-  T *q, *k, *v, *d;               // rows [C, ldk], [C, ldk], [C, ldv], [C, ldv]
-  T *kt, *vt;                     // [K, C], [V, C]
-  T* wide;                        // [C, 3 block]: rows scaled for a read or a write
-  T* tall;                        // [3 block, C]: keys transposed, scaled
-  T* grads;                       // [C, 3 block]
-  T *a, *e, *w;                   // [C, C]
-  T *o, *ot;                      // [C, ldv or ldk], [V, C]
-  T* state;
-  Edge* edges;  // [T]
-  T *X, *Y;     // [T]
+  // Of a slot:
+  T *q, *k, *v, *d;     // rows [C, ldk], [C, ldk], [C, ldv], [C, ldv]
+  T* kt;                // [K, C]
+  T *wide, *tall;       // [C, 3 block], [3 block, C]: rows scaled for a write, transposed
+  T* before;            // [3 block, ldv]: the state that readers see
+  double* sums_before;  // [2]
   Row<T>* row;
-  int64_t bytes;
+  // Of a worker:
+  T* vt;         // [V, C]
+  T* scaled;     // [C, 3 block]: queries scaled for a read
+  T* grads;      // [C, 3 block]
+  T *a, *e, *w;  // [C, C]
+  T *o, *ot;     // [C, ldv or ldk], [V, C]
+  // Of the head:
+  T* state;
+  double* sums;  // [2]: of X and Y, from later rows
+  Edge* edges;   // [T]
+  T *X, *Y;      // [T]
 
-  Scratch(char* base, const ZerosArgs& args) {
+  explicit Scratch(const ZerosArgs& args)
+      : K(args.q.size[3]), V(args.v.size[3]), ldk(round_up<T>(K)), ldv(round_up<T>(V)), block(ldk) {}
+  int64_t cut_slot(char* base, bool own_state) {
     Arena arena(base);
-    const int64_t tokens = args.q.size[1];
-    K = args.q.size[3];
-    V = args.v.size[3];
-    ldk = round_up<T>(K);
-    ldv = round_up<T>(V);
-    block = ldk;
-    const int64_t ld = ldk > ldv ? ldk : ldv;
     q = arena.take<T>(kZeros * ldk);
     k = arena.take<T>(kZeros * ldk);
     v = arena.take<T>(kZeros * ldv);
     d = arena.take<T>(kZeros * ldv);
     kt = arena.take<T>(K * kZeros);
-    vt = arena.take<T>(V * kZeros);
     wide = arena.take<T>(kZeros * 3 * block);
     tall = arena.take<T>(3 * block * kZeros);
+    row = arena.take<Row<T>>(1);
+    if (own_state) {
+      before = arena.take<T>(3 * block * ldv);
+      sums_before = arena.take<double>(2);
+    }
+    return arena.used();
+  }
+  int64_t cut_worker(char* base) {
+    Arena arena(base);
+    vt = arena.take<T>(V * kZeros);
+    scaled = arena.take<T>(kZeros * 3 * block);
     grads = arena.take<T>(kZeros * 3 * block);
     a = arena.take<T>(kZeros * kZeros);
     e = arena.take<T>(kZeros * kZeros);
     w = arena.take<T>(kZeros * kZeros);
-    o = arena.take<T>(kZeros * ld);
+    o = arena.take<T>(kZeros * (ldk > ldv ? ldk : ldv));
     ot = arena.take<T>(V * kZeros);
+    return arena.used();
+  }
+  int64_t cut_head(char* base, int64_t tokens) {
+    Arena arena(base);
     state = arena.take<T>(3 * block * ldv);
+    sums = arena.take<double>(2);
     edges = arena.take<Edge>(tokens);
     X = arena.take<T>(tokens);
     Y = arena.take<T>(tokens);
-    row = arena.take<Row<T>>(1);
-    bytes = arena.used();
+    return arena.used();
+  }
+  // One worker on its own.
+  int64_t cut_alone(char* base, int64_t tokens) {
+    int64_t used = cut_slot(base, false);
+    used += cut_worker(base == nullptr ? base : base + used);
+    used += cut_head(base == nullptr ? base : base + used, tokens);
+    before = state;
+    sums_before = sums;
+    return used;
   }
 };
 
@@ -61,18 +88,22 @@ LINNET_INLINE int64_t row_of(const View& x, int64_t b, int64_t t, int64_t h) {
   return b * x.stride[0] + t * x.stride[1] + h * x.stride[2];
 }
 
+// Forward; backward forward in time, with dq, the gates' gradients and X, Y; and backward in time with dk, dv, ds.
+enum class Walk { forward, rows, keys };
+
 // One head of one batch row.
 template <class T>
 struct Unit {
   using X = Vec<T>;
   using Vector = typename X::V;
   const ZerosArgs& args;
+  const View& out;
+  const ZerosGrads& grads;
   const Scratch<T>& s;
   int64_t b, h;
-  Edge end;  // after the last key
 
   int64_t tokens() const { return args.q.size[1]; }
-  Edge left(int64_t at) const { return !args.causal ? end : at == 0 ? Edge() : s.edges[at - 1]; }
+  Edge left(int64_t at) const { return !args.causal ? s.edges[tokens() - 1] : at == 0 ? Edge() : s.edges[at - 1]; }
   Edge right(int64_t at, int rows) const { return s.edges[at + rows - 1]; }
 
   void load(const View& x, int64_t at, int rows, int64_t width, T* to, int64_t ld) const {
@@ -128,30 +159,41 @@ struct Unit {
       }
     }
   }
-  void clear_state() const {
+  void begin_walk() const {
     for (int64_t i = 0; i < 3 * s.block * s.ldv; ++i) s.state[i] = 0;
+    s.sums[0] = s.sums[1] = 0;
+  }
+  // What readers see of columns [j0, j1) of the values.
+  void keep_state(bool values_in_rows, int64_t j0, int64_t j1) const {
+    if (s.before == s.state) return;
+    const int64_t rows = values_in_rows ? j1 - j0 : 3 * s.K, ld = values_in_rows ? 3 * s.block : s.ldv;
+    const int64_t from = values_in_rows ? j0 * ld : j0, width = values_in_rows ? ld : round_up<T>(j1 - j0);
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* const row = s.state + from + r * ld;
+      T* const to = s.before + from + r * ld;
+      for (int64_t c = 0; c < width; c += X::W) X::store(to + c, X::load(row + c));
+    }
   }
 
   // ---- forward
 
-  void write(int64_t at, int rows) const {  // state [3 K, ldv]; kt and v stand in the scratch
-    const int K3 = static_cast<int>(3 * s.K);
-    stack(s.K, s.row->wp, s.row->w1, s.row->w0);
+  void write(int64_t at, int rows, int64_t j0, int64_t j1) const {  // state [3 K, ldv]; tall and v stand in the slot
     const Step step(left(at), right(at, rows));
-    for (int64_t j = 0; j < s.V; j += kZeros) {
-      const int columns = static_cast<int>(smaller(kZeros, s.V - j));
-      gemm<T>(K3, columns, rows, as_is(s.tall, kZeros), s.v + j, s.ldv, s.state + j, s.ldv,
+    keep_state(false, j0, j1);
+    for (int64_t j = j0; j < j1; j += kZeros) {
+      const int columns = static_cast<int>(smaller(kZeros, j1 - j));
+      gemm<T>(static_cast<int>(3 * s.K), columns, rows, as_is(s.tall, kZeros), s.v + j, s.ldv, s.state + j, s.ldv,
               blend_memory<T, false>(step, s.state + j, s.ldv, s.K));
     }
   }
-  void read(int64_t at, int rows, const View& out) const {
+  void read(int64_t at, int rows) const {
     const Row<T>& row = *s.row;
     load_readers(args.q, at, rows, s.K, s.q, s.ldk);
     const T* const c[3] = {row.cp, row.c1, row.c0};
     for (int r = 0; r < rows; ++r) {
       for (int n = 0; n < 3; ++n) {
         const Vector factor = X::broadcast(c[n][r]);
-        T* const to = s.wide + r * 3 * s.block + n * s.K;
+        T* const to = s.scaled + r * 3 * s.block + n * s.K;
         for (int64_t i = 0; i < s.K; i += X::W)
           X::store(to + i, X::load(s.q + r * s.ldk + i) * factor, static_cast<int>(s.K - i));
       }
@@ -175,7 +217,7 @@ struct Unit {
     }
     for (int64_t j = 0; j < s.V; j += kZeros) {
       const int columns = static_cast<int>(smaller(kZeros, s.V - j));
-      gemm<T>(rows, columns, static_cast<int>(3 * s.K), as_is(s.wide, 3 * s.block), s.state + j, s.ldv, s.o + j, s.ldv,
+      gemm<T>(rows, columns, static_cast<int>(3 * s.K), as_is(s.scaled, 3 * s.block), s.before + j, s.ldv, s.o + j, s.ldv,
               Store{});
       if (args.causal) {
         gemm<T>(rows, columns, rows, as_is(s.a, kZeros), s.v + j, s.ldv, s.o + j, s.ldv, Add{}, DepthTo{1});
@@ -183,38 +225,24 @@ struct Unit {
     }
     store(out, at, rows, s.V, s.o, s.ldv);
   }
-  void prepare(int64_t at, int rows, bool keys) const {
-    fill_row<T>(args, b, h, at, rows, s.edges, left(at), right(at, rows), *s.row);
-    if (!keys) return;
+  void load_row(int64_t at, int rows) const { fill_row<T>(args, b, h, at, rows, s.edges, left(at), right(at, rows), *s.row); }
+  void load_pair(int64_t at, int rows) const {  // keys and values
     load_keys(args.k, at, rows, s.K, s.k, s.ldk);
     load_keys(args.v, at, rows, s.V, s.v, s.ldv);
     transpose(s.k, s.ldk, s.K, s.kt);
   }
-  void forward(const View& out) const {
-    clear_state();
-    for (int64_t at = 0; at < tokens(); at += kZeros) {
-      const int rows = static_cast<int>(smaller(kZeros, tokens() - at));
-      prepare(at, rows, true);
-      if (args.causal) read(at, rows, out);
-      write(at, rows);
-    }
-    for (int64_t at = 0; at < tokens() && !args.causal; at += kZeros) {
-      const int rows = static_cast<int>(smaller(kZeros, tokens() - at));
-      prepare(at, rows, false);
-      read(at, rows, out);
-    }
-  }
 
   // ---- backward, first walk: state [V, 3 block], columns Rp, R1, R0
 
-  void load_gradient(const View& dout, int64_t at, int rows) const {
-    if (dout.given()) return load_readers(dout, at, rows, s.V, s.d, s.ldv);
+  void load_gradient(int64_t at, int rows) const {
+    if (grads.dout.given()) return load_readers(grads.dout, at, rows, s.V, s.d, s.ldv);
     for (int64_t i = 0; i < kZeros * s.ldv; ++i) s.d[i] = 0;
   }
-  void write_transposed(int64_t at, int rows) const {
-    widen(s.k, s.row->wp, s.row->w1, s.row->w0);
-    gemm<T>(static_cast<int>(s.V), static_cast<int>(3 * s.block), rows, transposed(s.v, s.ldv), s.wide, 3 * s.block, s.state,
-            3 * s.block, blend_memory<T, true>(Step(left(at), right(at, rows)), s.state, 3 * s.block, s.block));
+  void write_transposed(int64_t at, int rows, int64_t j0, int64_t j1) const {
+    const int64_t ld = 3 * s.block;
+    keep_state(true, j0, j1);
+    gemm<T>(static_cast<int>(j1 - j0), static_cast<int>(ld), rows, transposed(s.v + j0, s.ldv), s.wide, ld, s.state + j0 * ld,
+            ld, blend_memory<T, true>(Step(left(at), right(at, rows)), s.state + j0 * ld, ld, s.block));
   }
   // A = Q K^T and E = D V^T of the chunk, where row t reads key i.
   void products(int rows) const {
@@ -222,11 +250,11 @@ struct Unit {
     gemm<T>(rows, rows, static_cast<int>(s.K), as_is(s.q, s.ldk), s.kt, kZeros, s.a, kZeros, Store{}, ColumnsTo{1});
     gemm<T>(rows, rows, static_cast<int>(s.V), as_is(s.d, s.ldv), s.vt, kZeros, s.e, kZeros, Store{}, ColumnsTo{1});
   }
-  void gradient_rows(int64_t at, int rows, const ZerosGrads& grads) const {
+  void gradient_rows(int64_t at, int rows) const {
     const Row<T>& row = *s.row;
     load_readers(args.q, at, rows, s.K, s.q, s.ldk);
-    load_gradient(grads.dout, at, rows);
-    gemm<T>(rows, static_cast<int>(3 * s.block), static_cast<int>(s.V), as_is(s.d, s.ldv), s.state, 3 * s.block, s.grads,
+    load_gradient(at, rows);
+    gemm<T>(rows, static_cast<int>(3 * s.block), static_cast<int>(s.V), as_is(s.d, s.ldv), s.before, 3 * s.block, s.grads,
             3 * s.block, Store{});
     if (args.causal) products(rows);
     T ds1[kZeros], dsh[kZeros];
@@ -289,14 +317,16 @@ struct Unit {
 
   // ---- backward, second walk: its gradient [V, 3 block], columns J0, J1, Jp; backward in time
 
-  void gather(int64_t at, int rows) const {  // to the left edge; q and d stand in the scratch
-    widen(s.q, s.row->c0, s.row->c1, s.row->cp);
-    gemm<T>(static_cast<int>(s.V), static_cast<int>(3 * s.block), rows, transposed(s.d, s.ldv), s.wide, 3 * s.block, s.state,
-            3 * s.block, blend_gradient<T>(Step(left(at), right(at, rows)), s.state, 3 * s.block, s.block));
+  void gather(int64_t at, int rows, int64_t j0, int64_t j1) const {  // to the left edge
+    const int64_t ld = 3 * s.block;
+    keep_state(true, j0, j1);
+    gemm<T>(static_cast<int>(j1 - j0), static_cast<int>(ld), rows, transposed(s.d + j0, s.ldv), s.wide, ld, s.state + j0 * ld,
+            ld, blend_gradient<T>(Step(left(at), right(at, rows)), s.state + j0 * ld, ld, s.block));
   }
-  void gradient_keys(int64_t at, int rows, const ZerosGrads& grads, double uX, double uY) const {
+  void gradient_keys(int64_t at, int rows) const {
     const Row<T>& row = *s.row;
-    gemm<T>(rows, static_cast<int>(3 * s.block), static_cast<int>(s.V), as_is(s.v, s.ldv), s.state, 3 * s.block, s.grads,
+    const T uX = static_cast<T>(s.sums_before[0]), uY = static_cast<T>(s.sums_before[1]);
+    gemm<T>(rows, static_cast<int>(3 * s.block), static_cast<int>(s.V), as_is(s.v, s.ldv), s.before, 3 * s.block, s.grads,
             3 * s.block, Store{});
     T ds[kZeros] = {};
     const Edge edge = right(at, rows);
@@ -312,7 +342,7 @@ struct Unit {
         X::store(s.o + i * s.ldk + c, fma(wp, gp, fma(w1, g1, w0 * g0)));
       }
       const T p = row.wp[i] + row.w0[i];  // p_Ni
-      ds[i] = p * (sum(kp) - static_cast<T>(uX)) + inverse * (sum(k1) - static_cast<T>(uY));
+      ds[i] = p * (sum(kp) - uX) + inverse * (sum(k1) - uY);
     }
     if (args.causal) {
       products(rows);
@@ -353,7 +383,7 @@ struct Unit {
     if (!grads.dv.given()) return;
     // dv^T [V, C] = J^T (w k)^T, then what rows of the chunk add.
     stack(s.block, row.w0, row.w1, row.wp);
-    gemm<T>(static_cast<int>(s.V), kZeros, static_cast<int>(3 * s.block), as_is(s.state, 3 * s.block), s.tall, kZeros, s.ot,
+    gemm<T>(static_cast<int>(s.V), kZeros, static_cast<int>(3 * s.block), as_is(s.before, 3 * s.block), s.tall, kZeros, s.ot,
             kZeros, Store{});
     load_tile_transposed<T>(static_cast<const T*>(s.ot), kZeros, static_cast<int>(s.V), kZeros, s.o, s.ldv);
     if (args.causal) {
@@ -365,88 +395,193 @@ struct Unit {
     store(grads.dv, at, rows, s.V, s.o, s.ldv);
   }
   // The sums of X and Y that later rows bring, to the left edge.
-  void gather_sums(int64_t at, int rows, double* uX, double* uY) const {
+  void gather_sums(int64_t at, int rows) const {
     const Row<T>& row = *s.row;
     const Step step(left(at), right(at, rows));
-    double x = step.lam * *uX, y = step.nu * *uY;
+    double x = step.lam * s.sums[0], y = step.nu * s.sums[1];
     for (int t = 0; t < rows; ++t) {
       x += static_cast<double>(row.cp[t]) * static_cast<double>(s.X[at + t]);
       y += static_cast<double>(row.c1[t]) * static_cast<double>(s.Y[at + t]);
     }
-    *uX = x;
-    *uY = y;
+    for (int i = 0; i < 2; ++i) s.sums_before[i] = s.sums[i];
+    s.sums[0] = x;
+    s.sums[1] = y;
   }
-  void backward(const ZerosGrads& grads) const {
-    const int64_t last = (tokens() + kZeros - 1) / kZeros * kZeros - kZeros;
-    clear_state();
-    for (int64_t at = 0; at < tokens(); at += kZeros) {
-      const int rows = static_cast<int>(smaller(kZeros, tokens() - at));
-      prepare(at, rows, true);
-      if (args.causal) gradient_rows(at, rows, grads);
-      write_transposed(at, rows);
-    }
-    for (int64_t at = 0; at < tokens() && !args.causal; at += kZeros) {
-      const int rows = static_cast<int>(smaller(kZeros, tokens() - at));
-      prepare(at, rows, false);
-      gradient_rows(at, rows, grads);
-    }
-    if (!grads.dk.given() && !grads.dv.given() && !grads.ds.given()) return;
-    clear_state();
-    double uX = 0, uY = 0;
-    for (int64_t at = last; at >= 0; at -= kZeros) {
-      const int rows = static_cast<int>(smaller(kZeros, tokens() - at));
-      prepare(at, rows, args.causal);
+
+  // ---- the three walks, cut as simd/pipeline.h says
+
+  void prepare(Walk walk, int64_t at, int rows) const {
+    const Row<T>& row = *s.row;
+    load_row(at, rows);
+    if (walk == Walk::keys) {
       load_readers(args.q, at, rows, s.K, s.q, s.ldk);
-      load_gradient(grads.dout, at, rows);
-      if (args.causal) gradient_keys(at, rows, grads, uX, uY);
-      gather(at, rows);
-      gather_sums(at, rows, &uX, &uY);
+      load_gradient(at, rows);
+      return widen(s.q, row.c0, row.c1, row.cp);
     }
-    for (int64_t at = 0; at < tokens() && !args.causal; at += kZeros) {
-      const int rows = static_cast<int>(smaller(kZeros, tokens() - at));
-      prepare(at, rows, true);
-      gradient_keys(at, rows, grads, uX, uY);
-    }
+    load_pair(at, rows);
+    if (walk == Walk::forward) return stack(s.K, row.wp, row.w1, row.w0);
+    widen(s.k, row.wp, row.w1, row.w0);
+  }
+  void step(Walk walk, int64_t at, int rows, int64_t j0, int64_t j1) const {
+    if (walk == Walk::forward) return write(at, rows, j0, j1);
+    if (walk == Walk::rows) return write_transposed(at, rows, j0, j1);
+    gather(at, rows, j0, j1);
+    if (j0 == 0) gather_sums(at, rows);
+  }
+  void read(Walk walk, int64_t at, int rows) const {
+    if (!args.causal) load_row(at, rows);
+    if (walk == Walk::forward) return read(at, rows);
+    if (walk == Walk::rows) return gradient_rows(at, rows);
+    load_pair(at, rows);
+    gradient_keys(at, rows);
   }
 };
 
-// Runs f(unit) for every head.
-template <class T, class F>
-void for_heads(const ZerosArgs& args, double flops, const Launch& launch, const F& f) {
-  const int64_t H = args.q.size[2], bytes = Scratch<T>(nullptr, args).bytes;
-  if (args.q.size[1] == 0) return;
-  run_tasks(launch, args.q.size[0] * H, flops, [&](int64_t task, int worker) {
-    const Scratch<T> scratch(launch.workspace + worker * bytes, args);
-    Unit<T> unit{args, scratch, task / H, task % H, {}};
-    unit.end = scan_logits<T>(args, unit.b, unit.h, scratch.edges);
-    f(unit);
-  });
+// Calls f(at, rows) for the chunks in the walk's order.
+template <class F>
+void for_chunks(Walk walk, int64_t tokens, const F& f) {
+  const int64_t chunks = divide_up(tokens, kZeros);
+  for (int64_t i = 0; i < chunks; ++i) {
+    const int64_t at = (walk == Walk::keys ? chunks - 1 - i : i) * kZeros;
+    f(at, static_cast<int>(smaller(kZeros, tokens - at)));
+  }
 }
 
-LINNET_INLINE double work(const ZerosArgs& args) {
-  return 12 * static_cast<double>(args.q.elements()) * static_cast<double>(args.v.size[3]);
+// One worker, chunk after chunk.
+template <class T>
+void walk_alone(const Unit<T>& unit, Walk walk) {
+  unit.begin_walk();
+  for_chunks(walk, unit.tokens(), [&](int64_t at, int rows) {
+    unit.prepare(walk, at, rows);
+    if (unit.args.causal) unit.read(walk, at, rows);
+    unit.step(walk, at, rows, 0, unit.s.V);
+  });
+  if (unit.args.causal) return;
+  for_chunks(walk, unit.tokens(), [&](int64_t at, int rows) { unit.read(walk, at, rows); });
+}
+
+// Memory of a call: of each worker alone, or of all on one head.
+template <class T>
+struct Rooms {
+  const ZerosArgs& args;
+  int workers;
+  bool together;
+  int64_t slot, worker, head, bytes;
+
+  Rooms(const ZerosArgs& a, int count) : args(a), workers(count) {
+    const int64_t tokens = a.q.size[1];
+    Scratch<T> s(a);
+    together = prefer_ladder(a.q.size[0] * a.q.size[2], divide_up(tokens, kZeros), count);
+    slot = s.cut_slot(nullptr, true);
+    worker = s.cut_worker(nullptr);
+    head = s.cut_head(nullptr, tokens);
+    bytes = together ? head + workers * worker + pipeline_slots(workers) * slot : workers * s.cut_alone(nullptr, tokens);
+  }
+  Scratch<T> alone(char* base, int index) const {
+    Scratch<T> s(args);
+    s.cut_alone(base + index * (bytes / workers), args.q.size[1]);
+    return s;
+  }
+  Scratch<T> shared(char* base, int64_t slot_index, int worker_index) const {
+    Scratch<T> s(args);
+    s.cut_head(base, args.q.size[1]);
+    s.cut_worker(base + head + worker_index * worker);
+    s.cut_slot(base + head + workers * worker + slot_index * slot, true);
+    return s;
+  }
+};
+
+// All workers on one head (simd/pipeline.h): the state is cut by columns of the values.
+template <class T>
+struct TogetherWalk {
+  const Rooms<T>& rooms;
+  const Launch& launch;
+  const ZerosArgs& args;
+  const View& out;
+  const ZerosGrads& grads;
+  int64_t b, h;
+  Walk walk;
+  LogitScan<T>* logits;  // where the scalars are not there yet
+  int64_t slices;
+
+  template <class F>
+  void with_chunk(int64_t chunk, int64_t slot, int worker, bool last_state, const F& f) const {
+    Scratch<T> s = rooms.shared(launch.workspace, slot, worker);
+    if (last_state) s.before = s.state, s.sums_before = s.sums;
+    const Unit<T> unit{args, out, grads, s, b, h};
+    const int64_t tokens = unit.tokens(), at = (walk == Walk::keys ? divide_up(tokens, kZeros) - 1 - chunk : chunk) * kZeros;
+    f(unit, at, static_cast<int>(smaller(kZeros, tokens - at)));
+  }
+  void scan(int64_t first, int64_t end) const {
+    if (logits != nullptr) logits->run(first * kZeros, smaller(end * kZeros, args.q.size[1]));
+  }
+  void prepare(int64_t chunk, int64_t slot, int worker) const {
+    with_chunk(chunk, slot, worker, false, [&](const Unit<T>& unit, int64_t at, int rows) { unit.prepare(walk, at, rows); });
+  }
+  void step(int64_t chunk, int64_t slot, int64_t slice, int worker) const {
+    const int64_t vectors = divide_up(args.v.size[3], Vec<T>::W), width = divide_up(vectors, slices) * Vec<T>::W;
+    const int64_t j0 = slice * width, j1 = smaller(j0 + width, args.v.size[3]);
+    if (j0 >= j1 && slice > 0) return;
+    with_chunk(chunk, slot, worker, false,
+               [&](const Unit<T>& unit, int64_t at, int rows) { unit.step(walk, at, rows, j0, j1); });
+  }
+  void read(int64_t chunk, int64_t slot, int worker) const {
+    if (!args.causal) return;
+    with_chunk(chunk, slot, worker, false, [&](const Unit<T>& unit, int64_t at, int rows) { unit.read(walk, at, rows); });
+  }
+  void run() const {
+    const int64_t chunks = divide_up(args.q.size[1], kZeros);
+    with_chunk(0, 0, 0, true, [&](const Unit<T>& unit, int64_t, int) { unit.begin_walk(); });
+    pipeline(launch, chunks, slices, *this);
+    if (args.causal) return;
+    parallel(launch, chunks, [&](int64_t chunk, int worker) {  // there are more slots than workers
+      with_chunk(chunk, worker, worker, true, [&](const Unit<T>& unit, int64_t at, int rows) { unit.read(walk, at, rows); });
+    });
+  }
+};
+
+template <class T>
+void run_walks(const ZerosArgs& args, const View& out, const ZerosGrads& grads, Pass pass, const Launch& launch) {
+  const Rooms<T> rooms(args, launch.workers);
+  const int64_t H = args.q.size[2], units = args.q.size[0] * H;
+  if (args.q.size[1] == 0) return;
+  const bool forward = pass == Pass::forward, keys = !forward && (grads.dk.given() || grads.dv.given() || grads.ds.given());
+  const Walk first = forward ? Walk::forward : Walk::rows;
+  if (!rooms.together) {
+    const double flops = 12 * static_cast<double>(args.q.elements()) * static_cast<double>(args.v.size[3]);
+    run_tasks(launch, units, flops, [&](int64_t task, int worker) {
+      const Scratch<T> s = rooms.alone(launch.workspace, worker);
+      const Unit<T> unit{args, out, grads, s, task / H, task % H};
+      LogitScan<T>(args, unit.b, unit.h, s.edges).run_all();
+      walk_alone(unit, first);
+      if (keys) walk_alone(unit, Walk::keys);
+    });
+    return;
+  }
+  for (int64_t i = 0; i < units; ++i) {
+    LogitScan<T> logits(args, i / H, i % H, rooms.shared(launch.workspace, 0, 0).edges);
+    if (!args.causal) logits.run_all();
+    const int64_t slices = larger(1, smaller(launch.workers, args.v.size[3] / Vec<T>::W));
+    TogetherWalk<T> walk{rooms, launch, args, out, grads, i / H, i % H, first, args.causal ? &logits : nullptr, slices};
+    walk.run();
+    walk.walk = Walk::keys;
+    walk.logits = nullptr;
+    if (keys) walk.run();
+  }
 }
 
 }  // namespace
 
 int64_t zeros_workspace(const ZerosArgs& args, Pass, int workers) {
-  return workers * (args.q.dtype == Dtype::f64 ? Scratch<double>(nullptr, args).bytes : Scratch<float>(nullptr, args).bytes);
+  return args.q.dtype == Dtype::f64 ? Rooms<double>(args, workers).bytes : Rooms<float>(args, workers).bytes;
 }
-
 void zeros_forward(const ZerosArgs& args, const ZerosOut& out, const Launch& launch) {
-  if (args.q.dtype == Dtype::f64) {
-    for_heads<double>(args, work(args), launch, [&](const Unit<double>& unit) { unit.forward(out.out); });
-  } else {
-    for_heads<float>(args, work(args), launch, [&](const Unit<float>& unit) { unit.forward(out.out); });
-  }
+  if (args.q.dtype == Dtype::f64) return run_walks<double>(args, out.out, {}, Pass::forward, launch);
+  run_walks<float>(args, out.out, {}, Pass::forward, launch);
 }
-
-void zeros_backward(const ZerosArgs& args, const ZerosOut&, const ZerosGrads& grads, const Launch& launch) {
-  if (args.q.dtype == Dtype::f64) {
-    for_heads<double>(args, 2 * work(args), launch, [&](const Unit<double>& unit) { unit.backward(grads); });
-  } else {
-    for_heads<float>(args, 2 * work(args), launch, [&](const Unit<float>& unit) { unit.backward(grads); });
-  }
+void zeros_backward(const ZerosArgs& args, const ZerosOut& out, const ZerosGrads& grads, const Launch& launch) {
+  if (args.q.dtype == Dtype::f64) return run_walks<double>(args, out.out, grads, Pass::backward, launch);
+  run_walks<float>(args, out.out, grads, Pass::backward, launch);
 }
 
 // ---- decode: a chunk of one token

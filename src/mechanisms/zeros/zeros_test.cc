@@ -31,6 +31,8 @@ const char* const kLines[] = {
     "zeros B=2 T=100 H=2 K=16 V=16 causal=0 with=s0,key_mask values=garbage pass=bwd",
     "zeros B=1 T=600 H=1 K=16 V=16 pass=bwd",
     "zeros B=1 T=600 H=1 K=16 V=16 with=s0 values=repeated pass=bwd",
+    "zeros B=1 T=520 H=1 K=16 V=40 with=s0,key_mask values=garbage pass=bwd threads=2",  // all threads on one head
+    "zeros B=1 T=770 H=1 K=9 V=72 causal=0 with=s0 pass=bwd threads=3",
     "zeros B=2 T=0 H=2 K=8 V=8 pass=bwd",
     "zeros_decode B=2 T=1 H=3 K=16 V=40",
     "zeros_decode B=1 T=4 H=2 K=9 V=7 with=s0 strided=1",
