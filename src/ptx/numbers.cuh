@@ -16,6 +16,15 @@ __device__ __forceinline__ float load(const void* data, Dtype dtype, int64_t i) 
   if (dtype == Dtype::bf16) return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
   return __half2float(static_cast<const __half*>(data)[i]);
 }
+// The same in two steps, so that several are on their way at once: what memory holds, and the number that it means.
+__device__ __forceinline__ uint32_t ask(const void* data, Dtype dtype, int64_t i) {
+  if (dtype == Dtype::f32) return static_cast<const uint32_t*>(data)[i];
+  return static_cast<const uint16_t*>(data)[i];
+}
+__device__ __forceinline__ float take(uint32_t bits, Dtype dtype) {
+  const float f16 = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  return dtype == Dtype::f16 ? f16 : __uint_as_float(dtype == Dtype::f32 ? bits : bits << 16);
+}
 __device__ __forceinline__ void store(void* data, Dtype dtype, int64_t i, float x) {
   if (dtype == Dtype::f32) {
     static_cast<float*>(data)[i] = x;

@@ -182,32 +182,37 @@ void mamba_ssd_backward(const SsdArgs& args, const SsdOut&, const SsdGrads& grad
   s.dout = rows_of(grads.dout, inner.H);
   s.steps = steps_of(args);
   s.skip = skip_of(args);
-  s.v = inner.v;
-  s.g = inner.g;
   s.dy = dense(scratch.dy);
-  const RowKernel before = row_kernel("before", s, dtype);
-  enqueue(launch, {kImage, before.name, 256}, {(s.B * s.T * s.H + before.at_once - 1) / before.at_once}, s);
-
-  s.dv = dense(scratch.dv);
-  s.dg = dense_rows(scratch.dg, inner.T, inner.H, 1);
-  if (grads.dz.given()) {
-    s.y = dense(scratch.y);
-    Engine read = inner;
-    read.out = s.y;
-    read.initial = states_of(args.initial_state);
-    run_engine(launch, read, scratch.gradients.engine);
-  }
   Gradients g;
-  g.base = inner;
+  g.base = engine_of(args);
+  g.base.finish = {};
   g.dout = args.z.given() ? s.dy : s.dout;
   g.dq = grads.dC;
   g.dk = grads.dB;
   const int64_t sizes[4] = {s.B, s.T, s.H, s.V};
   g.dv = View::dense(scratch.dv, dtype, sizes, 4);
-  g.dg = s.dg;
+  g.dg = dense_rows(scratch.dg, inner.T, inner.H, 1);
   g.initial = states_of(args.initial_state);
   g.dfinal = states_of(grads.dfinal_state);
   g.dinitial = states_of(grads.dinitial_state);
+  if (!is_tiled(g, scratch.gradients)) {
+    g.base = inner;
+    s.v = inner.v;
+    s.g = inner.g;
+  }
+  if (s.v.data != nullptr || s.dy.data != nullptr) {
+    const RowKernel before = row_kernel("before", s, dtype);
+    enqueue(launch, {kImage, before.name, 256}, {(s.B * s.T * s.H + before.at_once - 1) / before.at_once}, s);
+  }
+  s.dv = dense(scratch.dv);
+  s.dg = g.dg;
+  if (grads.dz.given()) {
+    s.y = dense(scratch.y);
+    Engine read = g.base;
+    read.out = s.y;
+    read.initial = states_of(args.initial_state);
+    run_engine(launch, read, scratch.gradients.engine);
+  }
   run_gradients(launch, g, scratch.gradients);
 
   s.dx = rows_of(grads.dx, inner.H);

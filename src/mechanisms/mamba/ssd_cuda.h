@@ -15,7 +15,7 @@ struct SsdRows {
   Rows x, dt, z, dout;
   StepSizes steps;
   Finish skip;            // D alone
-  Rows v, g, dy;          // before: results; dy where there is a gate
+  Rows v, g, dy;          // before: results; v, g where the walks do not take step sizes, dy where there is a gate
   Rows dv, dg, y;         // behind: of the recurrence; y where dz is wanted
   Rows dx, ddt, dz;       // behind: results, those that are wanted
   int32_t parts = 0;      // blocks that share the tokens of a head

@@ -8,6 +8,28 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// W elements as they come from memory.
+template <class T, int W>
+struct Raw {
+  uint4 words;
+  __device__ __forceinline__ void load(const Rows& rows, int64_t place, bool in) {
+    words = {0, 0, 0, 0};
+    const T* at = static_cast<const T*>(rows.data) + place;
+    if constexpr (W > 1) {
+      if (in) words = ptx::load_once(at);
+    } else {
+      if (in) words.x = __float_as_uint(static_cast<float>(*at));
+    }
+  }
+  __device__ __forceinline__ void get(float (&x)[W]) const {
+    if constexpr (W > 1) {
+      ptx::to_floats<T>(words, x);
+    } else {
+      x[0] = __uint_as_float(words.x);
+    }
+  }
+};
+
 template <class T, int W>
 __device__ __forceinline__ void load_row(const Rows& rows, int64_t place, bool in, float (&x)[W]) {
   const T* at = static_cast<const T*>(rows.data) + place;
@@ -37,16 +59,18 @@ __device__ void before(const SsdRows& s) {
   const int64_t t = row / s.H % s.T, b = row / s.H / s.T;
   const float dt = ptx::load(s.dt.data, s.dt.dtype, row_of(s.dt, b, t, h)) + step_bias(s.steps, h);
   const float delta = step_size(s.steps, dt);
-  if (lane == 0) {
+  if (lane == 0 && s.g.data != nullptr) {
     auto* g = static_cast<float*>(const_cast<void*>(s.g.data));
     g[row_of(s.g, b, t, h)] = step_decay(delta, s.steps.A[h * s.steps.stride_A]);
   }
   for (int c = lane * W; c < s.V; c += lanes * W) {
-    float x[W];
-    load_row<T, W>(s.x, row_of(s.x, b, t, h) + c, true, x);
+    if (s.v.data != nullptr) {
+      float x[W];
+      load_row<T, W>(s.x, row_of(s.x, b, t, h) + c, true, x);
 #pragma unroll
-    for (int i = 0; i < W; ++i) x[i] *= delta;
-    store_row<T, W>(s.v, row_of(s.v, b, t, h) + c, x);
+      for (int i = 0; i < W; ++i) x[i] *= delta;
+      store_row<T, W>(s.v, row_of(s.v, b, t, h) + c, x);
+    }
     if (s.dy.data == nullptr) continue;
     float d[W], z[W];
     load_row<T, W>(s.dout, row_of(s.dout, b, t, h) + c, s.dout.data != nullptr, d);
@@ -67,26 +91,56 @@ __device__ void behind(const SsdRows& s) {
   const int64_t from = blockIdx.x * share, to = min(tokens, from + share);
   const float rate = s.steps.A[h * s.steps.stride_A], bias = step_bias(s.steps, h);
   const Rows& dy_rows = s.dy.data != nullptr ? s.dy : s.dout;
-  float dD[items][W], dA = 0, dbias = 0;
+  float dD[items][W], skip[items][W], dA = 0, dbias = 0;
 #pragma unroll
   for (int i = 0; i < items; ++i) {
 #pragma unroll
-    for (int k = 0; k < W; ++k) dD[i][k] = 0;
+    for (int k = 0; k < W; ++k) {
+      const int c = (lane + lanes * i) * W + k;
+      dD[i][k] = 0;
+      skip[i][k] = c < s.V ? skip_of(s.skip, h, c) : 0;
+    }
   }
+  // A token's numbers and rows, which are on their way while the turn before is worked on.
+  struct Asked {
+    int64_t b, t;
+    uint32_t dt;
+    float dg;
+    Raw<T, W> x[items], dv[items], dy[items];
+  };
+  const auto ask = [&](int64_t turn, Asked& a) {
+    const bool in = turn + slot < to;
+    const int64_t token = in ? turn + slot : from;
+    a.b = tokens < int64_t{1} << 31 ? static_cast<uint32_t>(token) / static_cast<uint32_t>(s.T) : token / s.T;
+    a.t = token - a.b * s.T;
+    a.dt = ptx::ask(s.dt.data, s.dt.dtype, row_of(s.dt, a.b, a.t, h));
+    a.dg = static_cast<const float*>(s.dg.data)[row_of(s.dg, a.b, a.t, h)];
+#pragma unroll
+    for (int i = 0; i < items; ++i) {
+      const int c = (lane + lanes * i) * W;
+      const bool mine = in && c < s.V;
+      a.x[i].load(s.x, row_of(s.x, a.b, a.t, h) + c, mine);
+      a.dv[i].load(s.dv, row_of(s.dv, a.b, a.t, h) + c, mine);
+      a.dy[i].load(dy_rows, row_of(dy_rows, a.b, a.t, h) + c, mine && dy_rows.data != nullptr);
+    }
+  };
+  Asked next;
+  if (from < to) ask(from, next);
   for (int64_t turn = from; turn < to; turn += kAtOnce) {
     const bool in = turn + slot < to;
-    const int64_t b = (in ? turn + slot : from) / s.T, t = (in ? turn + slot : from) % s.T;
-    const float raw = ptx::load(s.dt.data, s.dt.dtype, row_of(s.dt, b, t, h)) + bias, delta = step_size(s.steps, raw);
-    const float dg = static_cast<const float*>(s.dg.data)[row_of(s.dg, b, t, h)];
+    const Asked now = next;
+    if (turn + kAtOnce < to) ask(turn + kAtOnce, next);
+    const int64_t b = now.b, t = now.t;
+    const float raw = ptx::take(now.dt, s.dt.dtype) + bias, delta = step_size(s.steps, raw), dg = now.dg;
     float dot = 0;
 #pragma unroll
     for (int i = 0; i < items; ++i) {
       const int c = (lane + lanes * i) * W;
       const bool mine = in && c < s.V;
       float x[W], dv[W], dy[W];
-      load_row<T, W>(s.x, row_of(s.x, b, t, h) + c, mine, x);
-      load_row<T, W>(s.dv, row_of(s.dv, b, t, h) + c, mine, dv);
-      load_row<T, W>(dy_rows, row_of(dy_rows, b, t, h) + c, mine && dy_rows.data != nullptr, dy);
+      now.x[i].get(x);
+      now.dv[i].get(dv);
+      now.dy[i].get(dy);
       if (s.dz.data != nullptr && mine) {
         float d[W], z[W], y[W];
         load_row<T, W>(s.dout, row_of(s.dout, b, t, h) + c, s.dout.data != nullptr, d);
@@ -95,7 +149,7 @@ __device__ void behind(const SsdRows& s) {
 #pragma unroll
         for (int k = 0; k < W; ++k) {
           const float gate = ptx::logistic<sizeof(T) == 2>(z[k]), other = ptx::logistic<sizeof(T) == 2>(-z[k]);
-          d[k] *= fmaf(skip_of(s.skip, h, c + k), x[k], y[k]) * gate * fmaf(z[k], other, 1);
+          d[k] *= fmaf(skip[i][k], x[k], y[k]) * gate * fmaf(z[k], other, 1);
         }
         store_row<T, W>(s.dz, row_of(s.dz, b, t, h) + c, d);
       }
@@ -103,8 +157,7 @@ __device__ void behind(const SsdRows& s) {
       for (int k = 0; k < W; ++k) {
         dot = fmaf(dv[k], x[k], dot);
         dD[i][k] = fmaf(dy[k], x[k], dD[i][k]);
-        dv[k] *= delta;
-        if (s.skip.D != nullptr && mine) dv[k] = fmaf(skip_of(s.skip, h, c + k), dy[k], dv[k]);
+        dv[k] = fmaf(skip[i][k], dy[k], delta * dv[k]);
       }
       if (s.dx.data != nullptr && mine) store_row<T, W>(s.dx, row_of(s.dx, b, t, h) + c, dv);
     }

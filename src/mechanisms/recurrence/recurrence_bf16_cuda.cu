@@ -22,10 +22,21 @@ extern "C" __global__ void __launch_bounds__(256)
   if (w.length <= kLongest) return;
   const int used = static_cast<int>((w.length + kSegment - 1) / kSegment) - 1;
   float state = 0;
-  for (int i = 0; i < used && i < segments; ++i) {
-    float* at = states + i * heads * width + place;
-    state = i == 0 ? *at : fmaf(decays[i * heads + head], state, *at);
-    *at = state;
+  const int count = min(used, segments);
+  constexpr int kAhead = 8;  // segments whose states are on their way at once
+  for (int first = 0; first < count; first += kAhead) {
+    float left[kAhead], factor[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int64_t at = min(first + i, count - 1);
+      left[i] = states[at * heads * width + place];
+      factor[i] = at == 0 ? 0 : decays[at * heads + head];
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      state = fmaf(factor[i], state, left[i]);
+      if (first + i < count) states[(first + i) * heads * width + place] = state;
+    }
   }
 }
 

@@ -34,8 +34,10 @@ struct States {
 };
 
 // g of an Engine as mamba_ssd has it: g holds dt, delta = clamp(softplus(dt + bias)), the log decay is delta A, and delta
-// multiplies what is written. Off without A.
+// multiplies what is written; in the walks of gradients (on tiles only) the result instead, or nothing. Off without A.
+enum class StepRole : int32_t { writes, results, decays };
 struct StepSizes {
+  StepRole role = StepRole::writes;
   const float* A = nullptr;  // [H]
   int64_t stride_A = 0;
   const void* bias = nullptr;  // [H]

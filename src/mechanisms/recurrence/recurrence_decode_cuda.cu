@@ -1,8 +1,9 @@
 // One token with the state in place: the state is read and written once, which is all that the time goes to.
 //
-// A block takes 32 columns of one head's state [K, V]; a thread 4 columns of every 16th row, all loads issued before the first
-// is used. With S' the decayed state, u = beta (v - S'^T k) or v, and o = scale (S'^T q + (q . k) u): both reads of the state
-// come from one pass and one barrier. f32: S' + k u^T is S + (expm1(g) S + k u^T) for decays near 1.
+// A block takes 32 columns of one head's state [K, V]; a thread 4 columns of every 16th row, all loads, those of the token's
+// rows too, issued before the first is used. With S' the decayed state, u = beta (v - S'^T k) or v, and o = scale (S'^T q + (q
+// . k) u): both reads of the state come from one pass and one barrier. f32: S' + k u^T is S + (expm1(g) S + k u^T) for decays
+// near 1.
 #include "mechanisms/recurrence/recurrence_cuda.h"
 #include "mechanisms/recurrence/recurrence_map.cuh"
 #include "ptx/numbers.cuh"
@@ -15,7 +16,7 @@ __device__ void decode(const Engine& e) {
   constexpr int kWidth = 16 * kRows;
   __shared__ float q[kWidth], k[kWidth], decay[kWidth], kept[kWidth];  // kept: 1 where the decay is a difference, else 0
   __shared__ float4 from_k[4][8], from_q[4][8];
-  __shared__ float products[4];
+  __shared__ float products[4], step;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, column = blockIdx.y * 32 + thread % 8 * 4;
   const int h = blockIdx.x % e.H, first = thread / 8;
   const int64_t n = blockIdx.x / e.H;
@@ -28,16 +29,44 @@ __device__ void decode(const Engine& e) {
     const int row = first + 16 * i;
     S[i] = mine && row < e.K ? __ldcs(reinterpret_cast<const float4*>(from + row * e.initial.stride_row)) : float4{0, 0, 0, 0};
   }
-  const bool steps = e.steps.A != nullptr;
-  const float delta =
-      steps ? step_size(e.steps, ptx::load(e.g.data, e.g.dtype, row_of(e.g, n, 0, h)) + step_bias(e.steps, h)) : 1;
-  float product = 0;
-  for (int c = thread; c < kWidth; c += 128) {
+  const bool steps = e.steps.A != nullptr, corrects = e.beta.data != nullptr;
+  const int own = blockIdx.y * 32 + lane;  // the first warp's: the column whose result the thread writes
+  const bool ends = warp == 0 && own < e.V;
+  constexpr int kTurns = (kWidth + 127) / 128;
+  uint32_t raw_k[kTurns] = {}, raw_q[kTurns] = {}, raw_g[kTurns] = {}, raw_v[4] = {}, raw_z = 0, raw_skip = 0;
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    const int c = thread + 128 * i;
+    if (c >= e.K) continue;
+    raw_k[i] = ptx::ask(e.k.data, e.k.dtype, row_of(e.k, n, 0, h) + c);
+    raw_q[i] = ptx::ask(e.q.data, e.q.dtype, row_of(e.q, n, 0, h) + c);
+    if (e.g_width != 0) raw_g[i] = ptx::ask(e.g.data, e.g.dtype, row_of(e.g, n, 0, h) + (e.g_width > 1 ? c : 0));
+  }
+  const uint32_t raw_beta = corrects ? ptx::ask(e.beta.data, e.beta.dtype, row_of(e.beta, n, 0, h)) : 0;
+  const float rate = steps ? e.steps.A[h * e.steps.stride_A] : 0, bias = steps ? step_bias(e.steps, h) : 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (mine) raw_v[j] = ptx::ask(e.v.data, e.v.dtype, row_of(e.v, n, 0, h) + column + j);
+  }
+  if (ends && e.finish.z.data != nullptr) {
+    raw_z = ptx::ask(e.finish.z.data, e.finish.z.dtype, row_of(e.finish.z, n, 0, h) + own);
+  }
+  if (ends && e.finish.D != nullptr) {
+    raw_skip = ptx::ask(e.finish.D, e.finish.dtype, h * e.finish.stride_h + own * e.finish.stride_v);
+  }
+  float product = 0, delta = 1;
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    const int c = thread + 128 * i;
+    if (c >= kWidth) continue;
     const bool in = c < e.K;
-    const float kc = in ? apply(e.k.map, ptx::load(e.k.data, e.k.dtype, row_of(e.k, n, 0, h) + c)) : 0;
-    const float qc = in ? apply(e.q.map, ptx::load(e.q.data, e.q.dtype, row_of(e.q, n, 0, h) + c)) : 0;
-    float g = e.g_width == 0 || !in ? 0 : ptx::load(e.g.data, e.g.dtype, row_of(e.g, n, 0, h) + (e.g_width > 1 ? c : 0));
-    if (steps) g = in ? step_decay(delta, e.steps.A[h * e.steps.stride_A]) : 0;
+    const float kc = in ? apply(e.k.map, ptx::take(raw_k[i], e.k.dtype)) : 0;
+    const float qc = in ? apply(e.q.map, ptx::take(raw_q[i], e.q.dtype)) : 0;
+    float g = in ? ptx::take(raw_g[i], e.g.dtype) : 0;
+    if (steps) {
+      if (i == 0) delta = step_size(e.steps, g + bias);  // one number for all channels: that of channel 0
+      g = in ? step_decay(step_size(e.steps, g + bias), rate) : 0;
+    }
     const bool near = g > kMinusLog2;
     q[c] = qc;
     k[c] = kc;
@@ -45,8 +74,9 @@ __device__ void decode(const Engine& e) {
     kept[c] = near ? 1 : 0;
     product = fmaf(qc, kc, product);
   }
-  for (int step = 1; step < 32; step *= 2) product += __shfl_xor_sync(0xffffffff, product, step);
+  for (int distance = 1; distance < 32; distance *= 2) product += __shfl_xor_sync(0xffffffff, product, distance);
   if (lane == 0) products[warp] = product;
+  if (thread == 0) step = delta;
   __syncthreads();
   float4 read_k = {0, 0, 0, 0}, read_q = {0, 0, 0, 0};
 #pragma unroll
@@ -70,29 +100,37 @@ __device__ void decode(const Engine& e) {
     from_q[warp][lane] = read_q;
   }
   __syncthreads();
-  if (!mine) return;
-  const float qk = products[0] + products[1] + products[2] + products[3];
-  const bool corrects = e.beta.data != nullptr;
-  const float beta = corrects ? e.beta_factor * ptx::load(e.beta.data, e.beta.dtype, row_of(e.beta, n, 0, h)) : 1;
+  const float beta = corrects ? e.beta_factor * ptx::take(raw_beta, e.beta.dtype) : 1;
+  const auto sum_warps = [](const float4(&parts)[4][8], int c) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum += reinterpret_cast<const float*>(parts[i])[c];
+    return sum;
+  };
   float u[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    float rk = 0, rq = 0;
-    for (int i = 0; i < 4; ++i) {
-      rk += reinterpret_cast<const float*>(&from_k[i][lane % 8])[j];
-      rq += reinterpret_cast<const float*>(&from_q[i][lane % 8])[j];
-    }
-    const float v = apply(e.v.map, ptx::load(e.v.data, e.v.dtype, row_of(e.v, n, 0, h) + column + j));
-    u[j] = corrects ? beta * (v - rk) : delta * v;
-    if (thread < 8) {
-      float o = fmaf(skip_of(e.finish, h, column + j), v, e.scale * fmaf(qk, u[j], rq));
-      if (e.finish.z.data != nullptr) {
-        const float z = ptx::load(e.finish.z.data, e.finish.z.dtype, row_of(e.finish.z, n, 0, h) + column + j);
-        o *= z * sigmoid(z);
-      }
-      ptx::store(const_cast<void*>(e.out.data), e.out.dtype, row_of(e.out, n, 0, h) + column + j, o);
-    }
+    const float v = apply(e.v.map, ptx::take(raw_v[j], e.v.dtype));
+    u[j] = corrects ? beta * (v - sum_warps(from_k, lane % 8 * 4 + j)) : step * v;
   }
+  if (warp == 0) {  // a column's value and write stand in the registers of the thread that has its 4 columns
+    float mine_u = 0, mine_v = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float other_u = __shfl_sync(0xffffffff, u[j], lane / 4);
+      const float other_v = __shfl_sync(0xffffffff, apply(e.v.map, ptx::take(raw_v[j], e.v.dtype)), lane / 4);
+      if (lane % 4 == j) mine_u = other_u, mine_v = other_v;
+    }
+    const float qk = products[0] + products[1] + products[2] + products[3];
+    float o = e.scale * fmaf(qk, mine_u, sum_warps(from_q, lane));
+    if (e.finish.D != nullptr) o = fmaf(ptx::take(raw_skip, e.finish.dtype), mine_v, o);
+    if (e.finish.z.data != nullptr) {
+      const float z = ptx::take(raw_z, e.finish.z.dtype);
+      o *= z * sigmoid(z);
+    }
+    if (ends) ptx::store(const_cast<void*>(e.out.data), e.out.dtype, row_of(e.out, n, 0, h) + own, o);
+  }
+  if (!mine) return;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int row = first + 16 * i;
@@ -106,8 +144,8 @@ __device__ void decode(const Engine& e) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(128) decode_4(const __grid_constant__ Engine e) { decode<4>(e); }
-extern "C" __global__ void __launch_bounds__(128) decode_8(const __grid_constant__ Engine e) { decode<8>(e); }
+extern "C" __global__ void __launch_bounds__(128, 8) decode_4(const __grid_constant__ Engine e) { decode<4>(e); }
+extern "C" __global__ void __launch_bounds__(128, 8) decode_8(const __grid_constant__ Engine e) { decode<8>(e); }
 extern "C" __global__ void __launch_bounds__(128) decode_16(const __grid_constant__ Engine e) { decode<16>(e); }
 
 }  // namespace linnet::cuda

@@ -53,28 +53,24 @@ GradientScratch cut_gradients(Arena& arena, const Engine& base, bool grouped) {
   return scratch;
 }
 
-void run_gradients(const Launch& launch, const Gradients& g, const GradientScratch& scratch) {
+namespace {
+
+// The walks of the gradients. The results' rows: their own, or parts whose heads are added, or, where only the walk's states
+// are wanted, the same place.
+struct Walks {
+  Engine dq, dk, dv;
+};
+Walks walks_of(const Gradients& g, const GradientScratch& scratch) {
   const Engine& base = g.base;
-  const int64_t B = batch_of(base);
-  const bool wants_dg = g.dg.data != nullptr || g.dg_head.given();
-  // The result's rows: its own, or parts whose heads are added, or, where only the walk's states are wanted, the same place.
-  const auto with_out = [&](Engine e, const View& result) {
-    const bool own = result.given() && result.size[2] == base.H;
-    e.out = own ? rows_of(result, base.H) : dense_rows(scratch.parts, base.T, base.H, e.V, base.q.dtype);
-    return e;
-  };
-  const auto run = [&](const Engine& e, const View& result) {
-    run_engine(launch, e, scratch.engine);
-    if (!result.given() || result.size[2] == base.H) return;
-    const int64_t heads = result.size[2];
-    sum_groups(launch, rows_of(result, heads), e.out, B, base.T, heads, base.H / heads, e.V);
-  };
-  const auto engine = [&](const Rows& q, const Rows& k, const Rows& v, bool swapped) {
+  const auto engine = [&](const Rows& q, const Rows& k, const Rows& v, bool swapped, const View& result, StepRole role) {
     Engine e = base;
     e.q = q;
     e.k = k;
     e.v = v;
     if (swapped) std::swap(e.K, e.V);
+    const bool own = result.given() && result.size[2] == base.H;
+    e.out = own ? rows_of(result, base.H) : dense_rows(scratch.parts, base.T, base.H, e.V, base.q.dtype);
+    e.steps.role = role;
     return e;
   };
   const auto reversed = [](Engine e) {
@@ -83,10 +79,37 @@ void run_gradients(const Launch& launch, const Gradients& g, const GradientScrat
     e.out_factor = e.scale;
     return e;
   };
-  Engine dq = with_out(engine(g.dout, base.v, base.k, true), g.dq);
-  dq.initial = transposed(g.initial);
-  Engine dk = with_out(reversed(engine(base.v, g.dout, base.q, true)), g.dk);
-  dk.initial = transposed(g.dfinal);
+  Walks w;
+  w.dq = engine(g.dout, base.v, base.k, true, g.dq, StepRole::writes);
+  w.dq.initial = transposed(g.initial);
+  w.dk = reversed(engine(base.v, g.dout, base.q, true, g.dk, StepRole::results));
+  w.dk.initial = transposed(g.dfinal);
+  w.dv = reversed(engine(base.k, base.q, g.dout, false, g.dv, StepRole::decays));
+  if (!g.dv.given()) w.dv.out = {};
+  w.dv.initial = g.dfinal;
+  w.dv.final = g.dinitial;
+  return w;
+}
+
+}  // namespace
+
+bool is_tiled(const Gradients& g, const GradientScratch& scratch) {
+  const Walks w = walks_of(g, scratch);
+  return is_tiled(w.dq) && is_tiled(w.dk) && is_tiled(w.dv);
+}
+
+void run_gradients(const Launch& launch, const Gradients& g, const GradientScratch& scratch) {
+  const Engine& base = g.base;
+  const int64_t B = batch_of(base);
+  const bool wants_dg = g.dg.data != nullptr || g.dg_head.given();
+  const auto run = [&](const Engine& e, const View& result) {
+    run_engine(launch, e, scratch.engine);
+    if (!result.given() || result.size[2] == base.H) return;
+    const int64_t heads = result.size[2];
+    sum_groups(launch, rows_of(result, heads), e.out, B, base.T, heads, base.H / heads, e.V);
+  };
+  Walks walk = walks_of(g, scratch);
+  Engine &dq = walk.dq, &dk = walk.dk;
   if (wants_dg) {
     const bool tiled = is_tiled(dq) && is_tiled(dk);
     Engine* const walks[2] = {&dq, &dk};
@@ -108,13 +131,7 @@ void run_gradients(const Launch& launch, const Gradients& g, const GradientScrat
     if (g.dq.given()) run(dq, g.dq);
     if (g.dk.given()) run(dk, g.dk);
   }
-  if (g.dv.given() || g.dinitial.data != nullptr) {
-    Engine e = reversed(engine(base.k, base.q, g.dout, false));
-    if (g.dv.given()) e = with_out(e, g.dv);
-    e.initial = g.dfinal;
-    e.final = g.dinitial;
-    run(e, g.dv);
-  }
+  if (g.dv.given() || g.dinitial.data != nullptr) run(walk.dv, g.dv);
 }
 
 }  // namespace linnet::cuda

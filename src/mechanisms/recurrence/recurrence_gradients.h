@@ -33,6 +33,8 @@ struct GradientScratch {
 };
 // `grouped`: some tensor has fewer heads than the call.
 GradientScratch cut_gradients(Arena& arena, const Engine& base, bool grouped);
+// Whether all of it runs on the tiled kernels, which alone take a base with step sizes.
+bool is_tiled(const Gradients& gradients, const GradientScratch& scratch);
 void run_gradients(const Launch& launch, const Gradients& gradients, const GradientScratch& scratch);
 
 // What the kernels of dg are told.

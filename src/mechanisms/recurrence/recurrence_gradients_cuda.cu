@@ -35,7 +35,9 @@ __device__ __forceinline__ void store_dg(const Pairs& pairs, const Walk& w, int 
   for (int i = 0; i < 2; ++i) {
     const int64_t t = static_cast<int64_t>(chunk) * C + lane + 32 * i;
     if (t >= w.length) continue;
-    const float g = ptx::load(pairs.e.g.data, pairs.e.g.dtype, row_of(pairs.e.g, w.b, w.begin + t, h));
+    float g = ptx::load(pairs.e.g.data, pairs.e.g.dtype, row_of(pairs.e.g, w.b, w.begin + t, h));
+    const StepSizes& steps = pairs.e.steps;
+    if (steps.A != nullptr) g = step_decay(step_size(steps, g + step_bias(steps, h)), steps.A[h * steps.stride_A]);
     const float dg = expf(g) == 0 ? 0 : behind[i] + excluded[i] + over;
     ptx::store(const_cast<void*>(pairs.dg.data), pairs.dg.dtype, row_of(pairs.dg, w.b, w.begin + t, h), dg);
   }
@@ -48,7 +50,7 @@ struct PairsShared {
   char v[V / 64 * kPanel];
   char dout[V / 64 * kPanel];
   Decays decays;
-  float read[C], write[C];
+  float read[C], write[C], weight[C];         // weight: of what a row writes
   float reads[K / 16][C], writes[K / 16][C];  // by warp
   float rows[C], columns[4][C];
   float over[K / 16];
@@ -91,7 +93,7 @@ template <bool bf16, int K, int V>
 __device__ void pairs_tile(const Pairs& pairs) {
   extern __shared__ char memory[];
   static_assert(sizeof(PairsShared<K, V>) + 1024 <= pairs_shared_bytes(K, V));
-  auto& s = *reinterpret_cast<PairsShared<K, V>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  auto& s = ptx::shared_as<PairsShared<K, V>>(memory);
   const Engine& e = pairs.e;
   const int h = blockIdx.x % e.H, chunk = blockIdx.y, group = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
@@ -129,8 +131,18 @@ __device__ void pairs_tile(const Pairs& pairs) {
   }
   float all = 0;  // G_C, of the first warp
   if (threadIdx.x < 32) {
-    const Sums G = sum_gates(take_gates(ask_numbers(e.g, w, h, chunk, lane), e.g.dtype), lane);
+    const Numbers numbers = ask_numbers(e.g, w, h, chunk, lane);
+    float2 g = take_gates(numbers, e.g.dtype), weight = {1, 1};
+    if (e.steps.A != nullptr) {
+      const float2 dt = take_numbers(numbers, e.g.dtype);
+      const float rate = e.steps.A[h * e.steps.stride_A], bias = step_bias(e.steps, h);
+      weight = {lane < rows ? step_size(e.steps, dt.x + bias) : 0, lane + 32 < rows ? step_size(e.steps, dt.y + bias) : 0};
+      g = {fmaxf(step_decay(weight.x, rate), kLeastGate), fmaxf(step_decay(weight.y, rate), kLeastGate)};
+    }
+    const Sums G = sum_gates(g, lane);
     store_decays(G, lane, s.decays);
+    s.weight[lane] = weight.x;
+    s.weight[lane + 32] = weight.y;
     s.read[lane] = expf(G.low);
     s.read[lane + 32] = expf(G.high);
     s.write[lane] = expf(G.all - G.low);
@@ -192,7 +204,7 @@ __device__ void pairs_tile(const Pairs& pairs) {
     for (int j = 0; j < 32; ++j) {  // rows behind the sequence see nothing; columns there are seen by none
       const int r = row + (j & 2) * 4;
       const bool seen = r < rows && j / 4 * 8 + lane % 4 * 2 + (j & 1) < r;
-      p[j] = seen ? p[j] * x[j] : 0;
+      p[j] = seen ? p[j] * x[j] * s.weight[j / 4 * 8 + lane % 4 * 2 + (j & 1)] : 0;
       sums[j / 2 % 2] += p[j];
     }
 #pragma unroll
@@ -225,7 +237,7 @@ __device__ void pairs_tile(const Pairs& pairs) {
     }
     for (int j = 0; j < 4; ++j) columns += s.columns[j][t];
     whole[i] = t < rows ? e.scale * (s.rows[t] - columns + s.read[t] * reads) : 0;
-    write[i] = t < rows ? e.scale * s.write[t] * writes : 0;
+    write[i] = t < rows ? e.scale * s.write[t] * s.weight[t] * writes : 0;
   }
   for (int j = 0; j < K / 16; ++j) product += s.over[j];
   store_dg(pairs, w, h, chunk, lane, whole, write, e.scale * expf(all) * product);

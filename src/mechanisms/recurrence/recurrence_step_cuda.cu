@@ -277,7 +277,16 @@ extern "C" __global__ void __launch_bounds__(256) sum_groups(const __grid_consta
     const int64_t c = i % width, head = i / width % heads, t = i / width / heads % T, b = i / width / heads / T;
     const int64_t from = ((b * T + t) * heads * group + head * group) * width + c;
     float sum = 0;
-    for (int j = 0; j < group; ++j) sum += ptx::load(part, static_cast<Dtype>(type), from + j * width);
+    constexpr int kAhead = 8;  // parts on their way at once
+    for (int j = 0; j < group; j += kAhead) {
+      uint32_t raw[kAhead];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        raw[k] = j + k < group ? ptx::ask(part, static_cast<Dtype>(type), from + (j + k) * width) : 0;
+      }
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) sum += ptx::take(raw[k], static_cast<Dtype>(type));
+    }
     ptx::store(const_cast<void*>(out.data), out.dtype, b * out.stride_b + t * out.stride_t + head * out.stride_h + c, sum);
   }
 }

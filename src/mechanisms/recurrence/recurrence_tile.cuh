@@ -9,9 +9,14 @@
 //   state       a warpgroup for each 64 value channels: S^T in f32 accumulators, and rounded as the A operand of its own read
 //   auxiliary   a warpgroup, one chunk ahead: decays and P
 //
-// Decays: read_i = exp(G_i), write_j = exp(G_C - G_j), D_ij = exp(G_i - G_j), total = exp(G_C), G the sums of g in the chunk.
-// In reverse time the chunks are walked from the last one, read and write change places, and P keeps the other triangle. f16: a
-// row of S^T, and all of P, are operands in units of a power of two, so that no sum overflows the type.
+// Decays: r_i is the sum of g from the state that comes in to row i, in the order of the walk; then read_i = exp(r_i),
+// write_j = exp(r_C - r_j), D_ij = exp(r_i - r_j), total = exp(r_C). Where no r of a chunk is far from its middle one, m, the
+// chunk costs what one without decays costs (bf16, whose range allows it):
+//
+//   O^T = scale (S_m^T Q^T + U^T P^T) * exp(r - m),   S^T = exp(r_C - m) (S_m^T + U^T K),   S_m = exp(m) S, U = V * exp(m - r)
+//
+// In reverse time the chunks are walked from the last one, and P keeps the other triangle. f16: a row of S^T, and all of P, are
+// operands in units of a power of two, so that no sum overflows the type.
 //
 // Bytes per token and head: 2 (2 K + 2 V); at 16,2048,16,128 0.128 ms of an H200's copy bandwidth, against 0.07 ms of products.
 #pragma once
@@ -30,6 +35,7 @@ namespace {
 
 constexpr int C = kTileChunk, kStages = kTileStages, kPanel = C * 128;
 constexpr float kLeastGate = -40;  // exp(-40) is zero beside anything that a float still resolves
+constexpr float kFarGate = 50;  // exp(50) times what a bf16 holds in practice is still a bf16: the ranges of e^88 are left e^38
 
 // The log decays of a chunk: their sums G, and the decays from the first row of each 16 to a row, and from a row to their last.
 struct alignas(16) Decays {
@@ -37,12 +43,13 @@ struct alignas(16) Decays {
 };
 
 struct alignas(16) Gates {
-  float read[C], write[C];  // factors of the chunk's rows
-  float weight[C];          // steps: of the values written
-  float total;              // of the state
-  float out;                // the result's, the units of P included
-  Decays decays;            // the auxiliary's own
-  float part[4];            // the largest of P in each warp
+  float read[C], write[C];      // factors of the chunk's rows
+  float weight[C];              // steps: their sizes
+  float before, middle, after;  // of the state: before it is read, before it is written to, behind the chunk
+  float out;                    // the result's, the units of P included
+  int strong;                   // decays too far apart for one reference: between rows they stand in P
+  Decays decays;                // the auxiliary's own
+  float part[4];                // the largest of P in each warp
 };
 
 template <int K, int V>
@@ -232,13 +239,24 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
         }
         const Sums G = sum_gates(g, lane);
         next_gates = ask_numbers(e.g, w, h, e.reverse ? chunk - 1 : chunk + 1, lane);
-        const float pre[2] = {expf(G.low), expf(G.high)}, suf[2] = {expf(G.all - G.low), expf(G.all - G.high)};
+        const float r[2] = {e.reverse ? G.all - G.low : G.low, e.reverse ? G.all - G.high : G.high};
+        // A state that is kept is kept as it comes in.
+        const float m = e.saved != nullptr ? 0 : __shfl_sync(0xffffffff, r[0], 31);
+        const bool near = fmaxf(fmaxf(fabsf(r[0] - m), fabsf(r[1] - m)), fmaxf(fabsf(m), fabsf(G.all - m))) < kFarGate;
+        const bool strong = !bf16 || tile.phase == 1 || !__all_sync(0xffffffff, near);
+        const float first = strong ? 0 : m, last = strong ? G.all : m;
+#pragma unroll
         for (int j = 0; j < 2; ++j) {
-          gates.read[lane + 32 * j] = e.reverse ? suf[j] : pre[j];
-          gates.write[lane + 32 * j] = (e.reverse ? pre[j] : suf[j]) * delta[j];
+          gates.read[lane + 32 * j] = expf(r[j] - first);
+          gates.write[lane + 32 * j] = expf(last - r[j]) * (e.steps.role == StepRole::writes ? delta[j] : 1);
         }
-        store_decays(G, lane, gates.decays);
-        if (lane == 0) gates.total = expf(G.all);
+        if (strong) store_decays(G, lane, gates.decays);
+        if (lane == 0) {
+          gates.before = expf(first);
+          gates.middle = expf(last - first);
+          gates.after = expf(G.all - last);
+          gates.strong = strong;
+        }
       }
     }
     float p[32];
@@ -255,10 +273,14 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
       if constexpr (decays) ptx::group_sync<1, 128>();  // the sums
       ptx::wgmma_wait<0>();
       ptx::hold(p);
-      weigh<decays, false>(p, gates.decays, warp, lane, e.reverse);
-      if constexpr (steps) {
+      if (decays && (!bf16 || gates.strong)) {
+        weigh<decays, false>(p, gates.decays, warp, lane, e.reverse);
+        if (steps && e.steps.role == StepRole::writes) {
 #pragma unroll
-        for (int j = 0; j < 32; ++j) p[j] *= gates.weight[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
+          for (int j = 0; j < 32; ++j) p[j] *= gates.weight[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
+        }
+      } else {
+        weigh<false, false>(p, gates.decays, warp, lane, e.reverse);
       }
       if (e.reverse && rows < C) {  // columns behind the sequence, which such rows would see
 #pragma unroll
@@ -302,24 +324,33 @@ __device__ __forceinline__ void clear_rows(char* k, char* v, int rows, int threa
   ptx::group_sync<2, kThreads>();
 }
 
-// out = (o + D v) z sigmoid(z) of 8 channels.
+// out = o z sigmoid(z) of 8 channels.
 template <bool bf16>
-__device__ __forceinline__ void finish_row(const Finish& f, int h, int channel, uint4& o, const uint4& v, const uint4& z) {
+__device__ __forceinline__ void gate_row(uint4& o, const uint4& z) {
   uint32_t* const out = &o.x;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    float2 y = ptx::unpack<bf16>(out[i]);
-    const float2 x = ptx::unpack<bf16>((&v.x)[i]);
-    if (f.D != nullptr) {
-      y.x = fmaf(skip_of(f, h, channel + 2 * i), x.x, y.x);
-      y.y = fmaf(skip_of(f, h, channel + 2 * i + 1), x.y, y.y);
+    const float2 y = ptx::unpack<bf16>(out[i]), gate = ptx::unpack<bf16>((&z.x)[i]);
+    out[i] = ptx::pack<bf16>(y.x * __fdividef(gate.x, 1 + __expf(-fmaxf(gate.x, -80))),
+                             y.y * __fdividef(gate.y, 1 + __expf(-fmaxf(gate.y, -80))));
+  }
+}
+
+// O^T += D V^T: V's tile holds this warp's 16 channels in the places of the sums.
+template <bool bf16>
+__device__ __forceinline__ void add_skip(float (&O)[32], const float (&skip)[2], uint32_t v, int warp, int lane) {
+#pragma unroll
+  for (int kk = 0; kk < 4; ++kk) {
+    const int token = 16 * kk + lane / 16 * 8 + lane % 8, channel = 16 * warp + lane / 8 % 2 * 8;
+    uint32_t values[4];
+    ptx::load_matrices_transposed(values, v + ptx::tile_byte(C, token, channel));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 x = ptx::unpack<bf16>(values[j]);
+      float* o = O + 8 * kk + 2 * j;
+      o[0] = fmaf(skip[j & 1], x.x, o[0]);
+      o[1] = fmaf(skip[j & 1], x.y, o[1]);
     }
-    if (f.z.data != nullptr) {
-      const float2 gate = ptx::unpack<bf16>((&z.x)[i]);
-      y.x *= __fdividef(gate.x, 1 + __expf(-fmaxf(gate.x, -80)));
-      y.y *= __fdividef(gate.y, 1 + __expf(-fmaxf(gate.y, -80)));
-    }
-    out[i] = ptx::pack<bf16>(y.x, y.y);
   }
 }
 
@@ -327,8 +358,7 @@ __device__ __forceinline__ void finish_row(const Finish& f, int h, int channel, 
 // threads.
 template <bool bf16, bool steps = false>
 __device__ __forceinline__ void store_rows(const Engine& e, const Walk& w, int h, int group, int chunk, int rows,
-                                           const float (&O)[32], float factor, char* tile, const char* v = nullptr,
-                                           const uint4* z = nullptr) {
+                                           const float (&O)[32], float factor, char* tile, const uint4* z = nullptr) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const uint32_t o = ptx::shared_address(tile);
 #pragma unroll
@@ -347,8 +377,7 @@ __device__ __forceinline__ void store_rows(const Engine& e, const Walk& w, int h
     if (token >= rows) continue;
     uint4 x = *reinterpret_cast<const uint4*>(tile + ptx::tile_byte(C, token, channel));
     if constexpr (steps) {
-      finish_row<bf16>(e.finish, h, group * 64 + channel, x,
-                       *reinterpret_cast<const uint4*>(v + ptx::tile_byte(C, token, channel)), z[j]);
+      if (e.finish.z.data != nullptr) gate_row<bf16>(x, z[j]);
     }
     const int64_t t = w.begin + static_cast<int64_t>(chunk) * C + token;
     *reinterpret_cast<uint4*>(to + row_of(e.out, w.b, t, h) + group * 64 + channel) = x;
@@ -371,7 +400,7 @@ __device__ __forceinline__ void save_operand(const Engine& e, int64_t slot, int 
 }
 
 template <bool bf16, int K, int V, bool decays, bool steps>
-__device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int segment, Shared<K, V>& s) {
+__device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int h, int segment, Shared<K, V>& s) {
   const Engine& e = tile.e;
   const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const int row = group * 64 + warp * 16 + lane / 4;  // of S^T: this value channel and the one 8 below
@@ -394,7 +423,13 @@ __device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int seg
     for (int j = 0; j < kState; ++j) S[j] = given ? e.in_factor * element(e.initial, j) : 0;
   }
 
-  float all = 1;  // phase 1: the product of the chunks' decays
+  float all = 1;      // phase 1: the product of the chunks' decays
+  float pending = 1;  // what the state is still to be multiplied by
+  float skip[2] = {};
+  if constexpr (steps) {
+    skip[0] = skip_of(e.finish, h, row);
+    skip[1] = skip_of(e.finish, h, row + 8);
+  }
   for (int i = 0; i < w.count; ++i) {
     const int stage = i % kStages, slot = i % 2, chunk = e.reverse ? w.first - i : w.first + i;
     const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
@@ -402,6 +437,15 @@ __device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int seg
     const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
     const uint32_t v = ptx::shared_address(s.v[stage]) + group * kPanel, p = ptx::shared_address(s.p[slot]);
 
+    bool strong = false;
+    if constexpr (decays) {
+      ptx::barrier_wait(&s.p_full[slot], (i / 2) & 1);
+      strong = !bf16 || __any_sync(0xffffffff, gates.strong);
+      const float factor = pending * gates.before;
+#pragma unroll
+      for (int j = 0; j < kState; ++j) S[j] *= factor;
+      pending = gates.after;
+    }
     // S^T as operand. f16: each row in units of a power of two.
     float O[32], units[2] = {1, 1};
     uint32_t A[kState / 2];
@@ -438,7 +482,7 @@ __device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int seg
     }
     if (rows < C) clear_rows<K, V>(s.k[stage], s.v[stage], rows, group * 128 + thread);
     // V^T as operand, times the decays: 16 tokens x this warp's 16 channels at a time.
-    ptx::barrier_wait(&s.p_full[slot], (i / 2) & 1);
+    if constexpr (!decays) ptx::barrier_wait(&s.p_full[slot], (i / 2) & 1);
     uint32_t values[4][4];
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
@@ -453,25 +497,26 @@ __device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int seg
         }
       }
     }
-    constexpr bool scaled = decays || !bf16;  // the read's sum changes before P's is added to it
-    if (scaled || !reads) {
-      ptx::wgmma_wait<0>();
-      if (reads) ptx::hold(O);
-    }
-    if (scaled && reads) {
-      const float up = bf16 ? 1 : e.scale / gates.out;  // 1 / unit of P
+    const bool scaled = strong || !bf16;  // the read's sum changes before P's is added to it
+    if (scaled) {
+      if (reads) {
+        ptx::wgmma_wait<0>();
+        ptx::hold(O);
+        const float up = bf16 ? 1 : e.scale / gates.out;  // 1 / unit of P
 #pragma unroll
-      for (int j = 0; j < 32; ++j) {
-        float factor = decays ? gates.read[j / 4 * 8 + lane % 4 * 2 + (j & 1)] : 1;
-        if (!bf16) factor *= up * units[j / 2 % 2];
-        O[j] *= factor;
+        for (int j = 0; j < 32; ++j) {
+          float factor = decays ? gates.read[j / 4 * 8 + lane % 4 * 2 + (j & 1)] : 1;
+          if (!bf16) factor *= up * units[j / 2 % 2];
+          O[j] *= factor;
+        }
+        ptx::hold(O);
       }
-    }
-    if constexpr (decays) {
-      const float total = gates.total;
-      all *= total;
+      if constexpr (decays) {
+        const float total = gates.middle;
+        all *= total;
 #pragma unroll
-      for (int j = 0; j < kState; ++j) S[j] *= total;
+        for (int j = 0; j < kState; ++j) S[j] *= total;
+      }
     }
     ptx::hold(S);
 #pragma unroll
@@ -482,15 +527,14 @@ __device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int seg
       ptx::wgmma<bf16, true>(S, values[kk], ptx::descriptor_mn_major(k, C, kk), true);
     }
     if (reads) {
-      if (scaled) ptx::hold(O);
+      if (strong) {  // V itself, where the registers hold its decayed form
 #pragma unroll
-      for (int kk = 0; kk < 4; ++kk) {  // V itself: from registers, or, where those hold its decayed form, from the tile
-        const uint64_t weights = ptx::descriptor_k_major(p, C, kk);
-        if constexpr (decays) {
-          ptx::wgmma_shared<bf16, true, false>(O, ptx::descriptor_mn_major(v, C, kk), weights, true);
-        } else {
-          ptx::wgmma<bf16, false>(O, values[kk], weights, true);
+        for (int kk = 0; kk < 4; ++kk) {
+          ptx::wgmma_shared<bf16, true, false>(O, ptx::descriptor_mn_major(v, C, kk), ptx::descriptor_k_major(p, C, kk), true);
         }
+      } else {
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) ptx::wgmma<bf16, false>(O, values[kk], ptx::descriptor_k_major(p, C, kk), true);
       }
     }
     ptx::wgmma_commit();
@@ -507,31 +551,87 @@ __device__ void carry(const Tile& tile, const Walk& w, int64_t n, int h, int seg
     ptx::wgmma_wait<0>();
     ptx::hold(S);
     const float out = reads ? gates.out : 1;
-    if (!steps || !reads) ptx::barrier_arrive(&s.empty[stage]);
+    if (reads) {
+      ptx::hold(O);
+      if constexpr (decays) {
+#pragma unroll
+        for (int j = 0; j < 32; j += 4) {
+          const float2 read = *reinterpret_cast<const float2*>(&gates.read[2 * j + lane % 4 * 2]);
+          float2 factor = {strong ? out : read.x * out, strong ? out : read.y * out};
+          if (steps && e.steps.role == StepRole::results) {
+            factor.x *= gates.weight[2 * j + lane % 4 * 2];
+            factor.y *= gates.weight[2 * j + lane % 4 * 2 + 1];
+          }
+          O[j] *= factor.x;
+          O[j + 1] *= factor.y;
+          O[j + 2] *= factor.x;
+          O[j + 3] *= factor.y;
+        }
+      }
+      if constexpr (steps) {
+        if (e.finish.D != nullptr) add_skip<bf16>(O, skip, v, warp, lane);
+      }
+    }
+    ptx::barrier_arrive(&s.empty[stage]);
     ptx::barrier_arrive(&s.p_empty[slot]);
-    if (!reads) continue;
-    ptx::hold(O);
-
-    store_rows<bf16, steps>(e, w, h, group, chunk, rows, O, out, s.o[group], s.v[stage] + group * kPanel, z);
-    if (steps) ptx::barrier_arrive(&s.empty[stage]);  // its values were still wanted
+    if (reads) store_rows<bf16, steps>(e, w, h, group, chunk, rows, O, decays ? 1 : out, s.o[group], z);
+  }
+  if constexpr (decays) {
+#pragma unroll
+    for (int j = 0; j < kState; ++j) S[j] *= pending;
   }
 
   if (tile.phase == 1) {
     if (w.ends || w.count == 0) return;  // nobody starts from there
 #pragma unroll
     for (int j = 0; j < kState; ++j) saved(segment)[128 * j] = S[j];
-    if (group == 0 && thread == 0) tile.decays[(segment * e.N + n) * e.H + h] = all;
+    if (group == 0 && thread == 0) tile.decays[(segment * e.N + n) * e.H + h] = late ? 0 : all;
   } else if (e.final.data != nullptr && w.ends) {
 #pragma unroll
     for (int j = 0; j < kState; ++j) element(e.final, j) = e.out_factor * S[j];
   }
 }
 
+// The state that a segment leaves begins where the decays from there to its end leave something: whether chunks were left out.
+// By all threads of the block; `sums`: of the chunks' decays, in shared memory.
+template <int threads, bool steps>
+__device__ bool skip_forgotten(const Engine& e, int h, Walk& w, float* sums) {
+  const float rate = steps ? e.steps.A[h * e.steps.stride_A] : 0, bias = steps ? step_bias(e.steps, h) : 0;
+  const int lane = threadIdx.x % 16;
+  for (int i = threadIdx.x / 16; i < static_cast<int>(kSegment / C); i += threads / 16) {  // 16 threads have a chunk
+    const int64_t first = static_cast<int64_t>(e.reverse ? w.first - i : w.first + i) * C + lane;
+    float g[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int64_t t = first + 16 * j;
+      g[j] = 0;
+      if (i < w.count && t < w.length) g[j] = ptx::load(e.g.data, e.g.dtype, row_of(e.g, w.b, w.begin + t, h));
+      if (steps && i < w.count && t < w.length) g[j] = step_decay(step_size(e.steps, g[j] + bias), rate);
+    }
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum += fmaxf(g[j], kLeastGate);
+#pragma unroll
+    for (int step = 1; step < 16; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+    if (lane == 0) sums[i] = sum;
+  }
+  __syncthreads();
+  int from = w.count - 1;
+  for (float left = 0; from > 0; --from) {
+    left += sums[from];
+    if (left < kLeastGate) break;
+  }
+  if (from <= 0) return false;
+  w.first += e.reverse ? -from : from;
+  w.count -= from;
+  return true;
+}
+
 template <bool bf16, int K, int V, bool decays, bool steps>
 __device__ void tile_kernel(const Tile& tile) {
   extern __shared__ char memory[];
   static_assert(sizeof(Shared<K, V>) + 1024 <= tile_shared_bytes(K, V));
-  auto& s = *reinterpret_cast<Shared<K, V>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  auto& s = ptx::shared_as<Shared<K, V>>(memory);
   const int h = blockIdx.x % tile.e.H, segment = blockIdx.y;
   const int64_t n = blockIdx.x / tile.e.H;
   constexpr int kGroups = V / 64, kConsumers = 128 * kGroups;
@@ -547,8 +647,13 @@ __device__ void tile_kernel(const Tile& tile) {
     }
     ptx::barrier_init_fence();
   }
+  Walk w = walk_of(tile.e, n, segment);
+  bool late = false;
+  if (decays && !reads) {
+    static_assert(kSegment / C <= C);
+    late = skip_forgotten<tile_threads(V), steps>(tile.e, h, w, s.gates[0].read);
+  }
   __syncthreads();
-  const Walk w = walk_of(tile.e, n, segment);
   // Registers: 65536 of the multiprocessor over 512 threads of one block, or over 384 threads of one (K = 128) or two.
   constexpr bool two = kGroups == 1 && K == 64;
   const int role = threadIdx.x / 128;
@@ -557,7 +662,7 @@ __device__ void tile_kernel(const Tile& tile) {
     if (threadIdx.x == 0) produce<K, V>(tile, w, h, s);
   } else if (role <= kGroups) {
     ptx::more_registers<kGroups == 2 ? 192 : two ? 136 : 240>();
-    carry<bf16, K, V, decays, steps>(tile, w, n, h, segment, s);
+    carry<bf16, K, V, decays, steps>(tile, w, late, n, h, segment, s);
   } else {
     if constexpr (kGroups == 2) {
       ptx::fewer_registers<104>();
