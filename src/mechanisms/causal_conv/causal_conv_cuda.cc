@@ -29,6 +29,8 @@ Conv conv_of(const Args& args) {
   c.weight_dtype = args.weight.dtype;
   c.weight_stride[0] = args.weight.stride[0];
   c.weight_stride[1] = args.weight.stride[1];
+  c.packed =
+      c.W == kTaps && c.weight_stride[1] == 1 && c.weight_stride[0] == kTaps && reinterpret_cast<uintptr_t>(c.weight) % 16 == 0;
   if (args.bias.given()) {
     c.bias = args.bias.data;
     c.bias_dtype = args.bias.dtype;

@@ -12,8 +12,6 @@ namespace {
 
 using ptx::kVector;
 
-constexpr int kAhead = 4;  // tokens on their way while as many are worked on
-
 __device__ int64_t conv_offset(const Conv& c, int64_t n) {  // bounded: they come from the caller's memory, unchecked
   const int64_t x = c.offsets_64 ? static_cast<const int64_t*>(c.offsets)[n] : static_cast<const int32_t*>(c.offsets)[n];
   return x < 0 ? 0 : x > c.T ? c.T : x;
@@ -44,6 +42,40 @@ __device__ __forceinline__ float tap(const Conv& c, int e, int j) {
 __device__ __forceinline__ float bias_of(const Conv& c, int e) {
   return c.bias == nullptr ? 0 : ptx::load(c.bias, c.bias_dtype, e * c.bias_stride);
 }
+// Taps and bias of the channels from e on: all of them on their way before the first is used.
+template <int W, int width>
+__device__ __forceinline__ void load_taps(const Conv& c, int e, float (&w)[W][width], float (&bias)[width]) {
+  uint32_t raw[W][width], raw_bias[width];
+  if (c.packed && W == 4 && c.weight_dtype == Dtype::f32) {
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      const uint4 taps = __ldg(static_cast<const uint4*>(c.weight) + e + k);
+      raw[0][k] = taps.x, raw[1 % W][k] = taps.y, raw[2 % W][k] = taps.z, raw[3 % W][k] = taps.w;
+    }
+  } else if (c.packed && W == 4) {
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      const uint2 taps = __ldg(static_cast<const uint2*>(c.weight) + e + k);
+      raw[0][k] = taps.x & 0xffff, raw[1 % W][k] = taps.x >> 16, raw[2 % W][k] = taps.y & 0xffff, raw[3 % W][k] = taps.y >> 16;
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+#pragma unroll
+      for (int j = 0; j < W; ++j) {
+        raw[j][k] = ptx::ask(c.weight, c.weight_dtype, (e + k) * c.weight_stride[0] + j * c.weight_stride[1]);
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < width; ++k) raw_bias[k] = c.bias == nullptr ? 0 : ptx::ask(c.bias, c.bias_dtype, (e + k) * c.bias_stride);
+#pragma unroll
+  for (int k = 0; k < width; ++k) {
+    bias[k] = ptx::take(raw_bias[k], c.bias_dtype);
+#pragma unroll
+    for (int j = 0; j < W; ++j) w[j][k] = ptx::take(raw[j][k], c.weight_dtype);
+  }
+}
 template <bool quick>
 __device__ __forceinline__ float activate(const Conv& c, float x) {
   return c.silu ? x * ptx::logistic<quick>(x) : x;
@@ -65,13 +97,17 @@ __device__ __forceinline__ float input(const Conv& c, const Span& s, int64_t b, 
 template <class T, int W, int width>
 __device__ __forceinline__ void look_back(const Conv& c, const Span& s, int64_t b, int64_t t, int e,
                                           float (&before)[W - 1][width]) {
+  ptx::Piece<T, width> pieces[W - 1];
+#pragma unroll
+  for (int i = 0; i < W - 1; ++i) {
+    const int64_t at = t - (W - 1) + i;
+    if (at >= s.begin) pieces[i].load(static_cast<const T*>(c.x.data) + place(c.x, b, at, e));
+  }
 #pragma unroll
   for (int i = 0; i < W - 1; ++i) {
     const int64_t at = t - (W - 1) + i;
     if (at >= s.begin) {
-      ptx::Piece<T, width> piece;
-      piece.load(static_cast<const T*>(c.x.data) + place(c.x, b, at, e));
-      piece.get(before[i]);
+      pieces[i].get(before[i]);
     } else {
 #pragma unroll
       for (int k = 0; k < width; ++k) before[i][k] = input<T>(c, s, b, at, e + k);
@@ -79,24 +115,17 @@ __device__ __forceinline__ void look_back(const Conv& c, const Span& s, int64_t 
   }
 }
 
-template <class T, int W>
+// kAhead: tokens on their way while as many are worked on.
+template <class T, int W, int width, int kAhead>
 __device__ void convolve(const Conv& c) {
-  constexpr int width = kVector<T>;
   constexpr bool quick = sizeof(T) == 2;
   const int e = (blockIdx.x * 128 + threadIdx.x) * width;
   const int64_t b = blockIdx.z, from = static_cast<int64_t>(blockIdx.y) * c.tile, to = min(c.T, from + c.tile);
   if (e >= c.E) return;
   float w[W][width], bias[width], before[W - 1][width];
-#pragma unroll
-  for (int k = 0; k < width; ++k) {
-    bias[k] = bias_of(c, e + k);
-#pragma unroll
-    for (int j = 0; j < W; ++j) w[j][k] = tap(c, e + k, j);
-  }
   const T* x = static_cast<const T*>(c.x.data) + place(c.x, b, 0, e);
   T* out = static_cast<T*>(c.out.data) + place(c.out, b, 0, e);
   Span s = span_at(c, b, from);
-  look_back<T, W>(c, s, b, from, e, before);
   ptx::Piece<T, width> next[kAhead];
   const auto ask = [&](int64_t t) {
 #pragma unroll
@@ -105,6 +134,8 @@ __device__ void convolve(const Conv& c) {
     }
   };
   ask(from);
+  look_back<T, W>(c, s, b, from, e, before);
+  load_taps(c, e, w, bias);
   for (int64_t t = from; t < to; t += kAhead) {
     ptx::Piece<T, width> raw[kAhead];
 #pragma unroll
@@ -171,6 +202,23 @@ __device__ void continue_conv(const Conv& c) {
   const int e = blockIdx.x * 128 + threadIdx.x;
   const int64_t b = blockIdx.y;
   if (e >= c.E) return;
+  if (c.T == 1 && c.W == 4) {  // all loads on their way before the first is used
+    T* const state = static_cast<T*>(c.state.data) + place(c.state, b, e, 0);
+    T before[4];
+#pragma unroll
+    for (int j = 0; j < 3; ++j) before[j] = state[j * c.state.stride[2]];
+    before[3] = static_cast<const T*>(c.x.data)[place(c.x, b, 0, e)];
+    float w[4][1], bias[1];
+    load_taps(c, e, w, bias);
+    float sum = bias[0];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sum = fmaf(w[j][0], static_cast<float>(before[j]), sum);
+      if (j > 0) state[(j - 1) * c.state.stride[2]] = before[j];
+    }
+    static_cast<T*>(c.out.data)[place(c.out, b, 0, e)] = static_cast<T>(activate<sizeof(T) == 2>(c, sum));
+    return;
+  }
   const Span s = {b, 0, c.T};
   const float bias = bias_of(c, e);
   for (int64_t t = 0; t < c.T; ++t) {
@@ -203,13 +251,12 @@ __device__ void convolve_back(const Conv& c) {
   const int64_t b = blockIdx.z, from = static_cast<int64_t>(blockIdx.y) * c.tile, to = min(c.T, from + c.tile);
   if (e >= c.E) return;
   float w[W][width], bias[width], before[W - 1][width], ds[W - 1][width], sums[W + 1][width];
+  load_taps(c, e, w, bias);
 #pragma unroll
   for (int k = 0; k < width; ++k) {
-    bias[k] = bias_of(c, e + k);
     sums[W][k] = 0;
 #pragma unroll
     for (int j = 0; j < W; ++j) {
-      w[j][k] = tap(c, e + k, j);
       sums[j][k] = 0;
       if (j < W - 1) ds[j][k] = 0;
     }
@@ -363,15 +410,15 @@ __device__ void first_inputs_back(const Conv& c) {
 
 #define LINNET_CONV(name, function) \
   extern "C" __global__ void __launch_bounds__(128) name(const __grid_constant__ Conv c) { function(c); }
-#define LINNET_CONV_FAST(name, function) \
-  extern "C" __global__ void __launch_bounds__(128, 4) name(const __grid_constant__ Conv c) { function(c); }
-#define LINNET_CONVS(suffix, T)                                   \
-  LINNET_CONV_FAST(convolve_##suffix, (convolve<T, 4>))           \
-  LINNET_CONV(convolve_any_##suffix, convolve_any<T>)             \
-  LINNET_CONV_FAST(convolve_back_##suffix, (convolve_back<T, 4>)) \
-  LINNET_CONV(convolve_back_any_##suffix, convolve_back_any<T>)   \
-  LINNET_CONV(last_inputs_##suffix, last_inputs<T>)               \
-  LINNET_CONV(first_inputs_back_##suffix, first_inputs_back<T>)   \
+#define LINNET_CONV_FAST(name, function, blocks) \
+  extern "C" __global__ void __launch_bounds__(128, blocks) name(const __grid_constant__ Conv c) { function(c); }
+#define LINNET_CONVS(suffix, T)                                           \
+  LINNET_CONV_FAST(convolve_##suffix, (convolve<T, 4, kVector<T>, 4>), 4) \
+  LINNET_CONV(convolve_any_##suffix, convolve_any<T>)                     \
+  LINNET_CONV_FAST(convolve_back_##suffix, (convolve_back<T, 4>), 4)      \
+  LINNET_CONV(convolve_back_any_##suffix, convolve_back_any<T>)           \
+  LINNET_CONV(last_inputs_##suffix, last_inputs<T>)                       \
+  LINNET_CONV(first_inputs_back_##suffix, first_inputs_back<T>)           \
   LINNET_CONV(continue_##suffix, continue_conv<T>)
 LINNET_CONVS(f32, float)
 LINNET_CONVS(bf16, __nv_bfloat16)

@@ -22,6 +22,7 @@ struct Conv {
   const void* weight = nullptr;  // [E, W]
   const void* bias = nullptr;    // [E]
   int64_t weight_stride[2] = {}, bias_stride = 0;
+  bool packed = false;  // 4 taps side by side, aligned
   Dtype weight_dtype = Dtype::none, bias_dtype = Dtype::none;
   const void* offsets = nullptr;  // cu_seqlens: sequence n is tokens offsets[n] .. offsets[n+1] of batch row 0
   bool offsets_64 = false;
