@@ -42,11 +42,35 @@ const char* kernel_name(char (&name)[32], const char* pass, const char* shape, D
   return name;
 }
 
+// Batch rows that follow each other everywhere are one.
+NormRows joined(NormRows r) {
+  for (const NormTensor& x : {r.x, r.z, r.out, r.dout, r.dx, r.dz}) {
+    if (x.data != nullptr && r.B > 1 && x.stride_b != r.T * x.stride_t) return r;
+  }
+  r.T *= r.B;
+  r.B = 1;
+  return r;
+}
+
 }  // namespace
 
 NormTensor norm_tensor(const View& view) {
   if (!view.given()) return {};
   return {view.data, view.stride[0], view.stride[1], view.stride[2]};
+}
+
+NormRows norm_rows(const View& x, double eps) {
+  NormRows r;
+  r.B = x.size[0];
+  r.T = x.size[1];
+  r.H = static_cast<int32_t>(x.size[2]);
+  r.V = static_cast<int32_t>(x.size[3]);
+  r.x = norm_tensor(x);
+  r.eps = static_cast<float>(eps);
+  r.first = r.together = true;
+  r.narrow = r.B * r.T * r.H < int64_t{1} << 31;
+  r.parts = static_cast<int32_t>(norm_parts(r));
+  return r;
 }
 
 // Enough blocks to fill the machine several times, by the shape alone.
@@ -61,14 +85,14 @@ void run_norm(const Launch& launch, const NormRows& r, Dtype dtype) {
   const Choice choice = choose(r, dtype);
   char name[32];
   enqueue(launch, {kImage, kernel_name(name, "norm", choice.shape, dtype), kThreads}, {(rows + choice.rows - 1) / choice.rows},
-          r);
+          joined(r));
 }
 
 void run_norm_backward(const Launch& launch, const NormRows& r, Dtype dtype, const View& dweight) {
   const int64_t heads = r.together ? 1 : r.H;
   const Choice choice = choose(r, dtype);
   char name[32];
-  enqueue(launch, {kImage, kernel_name(name, "norm_back", choice.shape, dtype), kThreads}, {r.parts, heads}, r);
+  enqueue(launch, {kImage, kernel_name(name, "norm_back", choice.shape, dtype), kThreads}, {r.parts, heads}, joined(r));
   if (!dweight.given()) return;
   const int32_t counts[2] = {static_cast<int32_t>(dweight.size[0]), static_cast<int32_t>(dweight.size[1])};
   const int64_t strides[2] = {dweight.stride[0], dweight.stride[1]};

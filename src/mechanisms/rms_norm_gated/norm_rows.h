@@ -33,9 +33,12 @@ struct NormRows {
   bool first = false;     // the norm comes before the gate
   int32_t parts = 0;      // backward: blocks that share the rows of a head (or all rows, when `together`)
   bool together = false;  // one weight for all heads
+  bool narrow = false;    // fewer than 2^31 rows
   float* sums = nullptr;  // backward: [heads of the weight, parts, V]: what each block adds to the weight's gradient
 };
 
+// The rows of x, normed as a whole, without gate and weight; and in how many parts the backward does them.
+NormRows norm_rows(const View& x, double eps);
 int64_t norm_parts(const NormRows& rows);
 void run_norm(const Launch& launch, const NormRows& rows, Dtype dtype);
 void run_norm_backward(const Launch& launch, const NormRows& rows, Dtype dtype, const View& dweight);

@@ -20,6 +20,11 @@ struct Row {
   int h;
 };
 __device__ __forceinline__ Row row_at(const NormRows& r, int64_t i) {
+  if (r.narrow) {  // divisions of 64 bits would cost as much as all the rest
+    const uint32_t at = static_cast<uint32_t>(i), bt = at / r.H, h = at - bt * r.H,
+                   b = r.B == 1 ? 0 : bt / static_cast<uint32_t>(r.T);
+    return {b, bt - b * static_cast<uint32_t>(r.T), static_cast<int>(h)};
+  }
   const int64_t bt = i / r.H;
   return {bt / r.T, bt % r.T, static_cast<int>(i % r.H)};
 }
@@ -146,14 +151,17 @@ __device__ void norm_back(const NormRows& r) {
 #pragma unroll
     for (int c = 0; c < W; ++c) sums[i][c] = 0;
   }
-  for (int64_t turn = from; turn < to; turn += kAtOnce) {
-    const bool in = turn + slot < to;
-    const int64_t number = in ? turn + slot : from;
-    const Row row = row_at(r, r.together ? number : number * r.H + blockIdx.y);
+  // A turn's rows; short ones are on their way while those before them are worked on.
+  constexpr bool kAhead = items == 1;
+  uint4 raw[items], gates[items], given[items], next[3][kAhead ? items : 1];
+  const auto row_of_turn = [&](int64_t turn) {
+    const int64_t number = turn + slot < to ? turn + slot : from;
+    return row_at(r, r.together ? number : number * r.H + blockIdx.y);
+  };
+  const auto ask = [&](const Row& row, bool in, uint4* raw, uint4* gates, uint4* given) {
     const T* x = static_cast<const T*>(r.x.data) + place(r.x, row);
     const T* z = static_cast<const T*>(r.z.data) + place(r.z, row);
     const T* dout = static_cast<const T*>(r.dout.data) + place(r.dout, row);
-    uint4 raw[items], gates[items], given[items];
 #pragma unroll
     for (int i = 0; i < items; ++i) {
       const int at = lane + lanes * i;
@@ -162,6 +170,19 @@ __device__ void norm_back(const NormRows& r) {
       raw[i] = ptx::load_once(x + at * W);
       if (gated) gates[i] = ptx::load_once(z + at * W);
       if (r.dout.data != nullptr) given[i] = ptx::load_once(dout + at * W);
+    }
+  };
+  Row next_row = row_of_turn(from);
+  if (kAhead) ask(next_row, from + slot < to, next[0], next[1], next[2]);
+  for (int64_t turn = from; turn < to; turn += kAtOnce) {
+    const bool in = turn + slot < to;
+    const Row row = next_row;
+    next_row = row_of_turn(turn + kAtOnce);
+    if constexpr (kAhead) {
+      raw[0] = next[0][0], gates[0] = next[1][0], given[0] = next[2][0];
+      ask(next_row, turn + kAtOnce + slot < to, next[0], next[1], next[2]);
+    } else {
+      ask(row, in, raw, gates, given);
     }
     float u[items][W], dn[items][W], squares = 0, dot = 0;  // dot: dn . u
 #pragma unroll
@@ -316,7 +337,7 @@ __device__ void norm_back_any(const NormRows& r) {
       norm_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) {      \
     norm<T, lanes, items>(r);                                                      \
   }                                                                                \
-  extern "C" __global__ void __launch_bounds__(kThreads)                           \
+  extern "C" __global__ void __launch_bounds__(kThreads, items == 1 ? 3 : 1)       \
       norm_back_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) { \
     norm_back<T, lanes, items>(r);                                                 \
   }

@@ -6,12 +6,7 @@ namespace linnet::cuda {
 namespace {
 
 NormRows rows_of(const RmsNormGatedArgs& args) {
-  NormRows r;
-  r.B = args.x.size[0];
-  r.T = args.x.size[1];
-  r.H = static_cast<int32_t>(args.x.size[2]);
-  r.V = static_cast<int32_t>(args.x.size[3]);
-  r.x = norm_tensor(args.x);
+  NormRows r = norm_rows(args.x, args.eps);
   r.z = norm_tensor(args.z);
   if (args.weight.given()) {
     r.weight = args.weight.data;
@@ -21,7 +16,6 @@ NormRows rows_of(const RmsNormGatedArgs& args) {
     r.weight_vectors = r.weight_stride_v == 1 && r.weight_stride_h % 4 == 0 && reinterpret_cast<uintptr_t>(r.weight) % 16 == 0;
   }
   r.unit = r.V == 0 ? 1 : 1 / static_cast<float>(r.V);
-  r.eps = static_cast<float>(args.eps);
   r.silu = args.gate == NormGate::silu;
   r.first = args.norm_before_gate || !args.z.given();
   r.together = !args.weight.given() || r.weight_stride_h == 0;
