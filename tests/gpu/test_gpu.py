@@ -1,8 +1,21 @@
-"""The torch operators on a GPU: results, gradients, streams, graphs, compile. Run by tools/gpu_run.sh; pytest collects it too."""
+"""The torch operators on a GPU: results, gradients, torch's own checks, streams, graphs, compile, bits. Run by tools/gpu_run.sh
+(arguments: the tests' names); pytest collects it too."""
+
+import functools
+import pathlib
+import sys
+import time
 
 import torch
 
 import linnet
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+from cases import CASES, arguments, as_tuple, call, case_id, differentiable, every_output, keywords_of, make, on_request  # noqa: E402
+
+# Sizes at which the kernels with matrix units run, and sizes at which they do not.
+TILES = {"T": 150, "S": 150, "H": 2, "Hq": 2, "Hk": 2, "Hv": 2, "K": 64, "V": 64, "E": 64}
+LINES = [case for case in CASES if any(each["name"] == "cuda" for each in linnet.info(case[0])["implementations"])]
 
 
 def inputs(dtype, B=2, T=200, H=4, D=64, grad=False):
@@ -63,12 +76,157 @@ def gradients(function, tensors, seed=2):
     return [(t.grad, d.grad) for t, d in zip(tensors, doubles)]
 
 
-def test_decay_backward():
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 8e-3)):
-        q, k, v = inputs(dtype, D=128, grad=True)
-        g = (-torch.rand(2, 200, 4, device="cuda")).requires_grad_()
-        for got, want in gradients(lambda q, k, v, g: linnet.decay(q, k, v, g=g), (q, k, v, g)):
-            close(got, want, tolerance)
+def on_gpu(tensors):
+    return {key: t.detach().cuda().requires_grad_(t.requires_grad) for key, t in tensors.items()}
+
+
+def everywhere(test, dtypes=(torch.float32, torch.bfloat16)):
+    """test(name, options, tensors, with gradients?) of every operator with CUDA kernels: f32 at small sizes, bf16 at those of
+    the matrix units. What the kernels refuse (with a sentence that says so) is counted; an operator must take one of them."""
+    ran, failures, passed, refused = set(), [], 0, 0
+    for case in LINES:
+        name, given, options = case
+        for dtype in dtypes:
+            for wanted in (True, False) if linnet.info(name)["differentiable"] else (False,):
+                tensors = make(name, given, dtype=dtype, sizes=None if dtype == torch.float32 else TILES, **options)
+                if "beta" in tensors:  # longer keys overflow under the delta rule
+                    tensors["k"] /= tensors["k"].norm(dim=-1, keepdim=True)
+                tensors = on_gpu(differentiable(name, tensors) if wanted else tensors)
+                try:
+                    test(name, options, tensors, wanted)
+                    torch.cuda.synchronize()
+                    ran.add(name)
+                    passed += 1
+                    break
+                except Exception as error:
+                    if "CUDA error" in str(error):  # nothing runs behind it
+                        raise RuntimeError(f"{case_id(case)} {dtype} {wanted}: {str(error).splitlines()[0]}") from error
+                    if "the CUDA" in str(error):
+                        refused += 1
+                    else:
+                        failures.append(f"{case_id(case)} {dtype} {wanted}: {type(error).__name__}: {str(error)[:300]}")
+                        break
+    missing = {case[0] for case in LINES} - ran
+    assert not failures and not missing, "\n  ".join([f"{passed} passed, {refused} refused; never ran: {missing}", *failures])
+    print(f"  {passed} calls, {refused} refused", flush=True)
+
+
+@functools.lru_cache(maxsize=None)
+def incoming(shape, dtype, device):
+    """A gradient that comes in: numbers that every type has. Kept, since a graph cannot capture its making."""
+    return (torch.randint(-64, 65, shape, generator=torch.Generator().manual_seed(3)) / 64).to(dtype).to(device)
+
+
+def results_of(name, options, tensors, wanted):
+    """Every result and every gradient."""
+    outputs = as_tuple(call(name, tensors, **options, **every_output(name)))
+    leaves = [t for t in tensors.values() if t.requires_grad]
+    ends = [out for out in outputs if out.requires_grad]
+    given = [incoming(out.shape, out.dtype, out.device) for out in ends]
+    found = torch.autograd.grad(ends, leaves, given, allow_unused=True) if wanted else ()
+    return [*outputs, *(grad for grad in found if grad is not None)]
+
+
+def copies(tensors):
+    return {key: t.detach().clone().requires_grad_(t.requires_grad) for key, t in tensors.items()}
+
+
+def overwritten(name, tensors):
+    names = [decl["name"] for decl in linnet.info(name)["inputs"] if decl["mutated"] and decl["name"] != "compensation"]
+    return [tensors[each] for each in names if each in tensors]  # a compensation is all rounding
+
+
+def test_every_operator_against_double():
+    def test(name, options, tensors, wanted):
+        tolerance = 1e-4 if all(t.dtype != torch.bfloat16 for t in tensors.values()) else 4e-2
+        doubles = {
+            key: (t.detach().double() if t.is_floating_point() else t).cpu().requires_grad_(t.requires_grad)
+            for key, t in tensors.items()
+        }
+        got = results_of(name, options, tensors, wanted) + overwritten(name, tensors)
+        want = results_of(name, options, doubles, wanted) + overwritten(name, doubles)
+        for one, other in zip(got, want, strict=True):
+            if one.is_floating_point() and other.norm() > 0:
+                close(one.detach(), other.detach(), tolerance)
+
+    everywhere(test)
+
+
+def test_opcheck():
+    def test(name, options, tensors, wanted):
+        keywords = {**keywords_of(options), **on_request(name)}
+        if wanted:  # is the backward refused?
+            results_of(name, options, tensors, wanted)
+        torch.library.opcheck(getattr(torch.ops.linnet, name).default, arguments(name, tensors), keywords)
+        if not wanted:
+            return
+        plain = {key: t.detach() for key, t in tensors.items()}
+        outputs = as_tuple(getattr(torch.ops.linnet, name)(*arguments(name, plain), **keywords))
+        declaration = linnet.info(name)
+        incoming = [torch.randn_like(out) for out, decl in zip(outputs, declaration["outputs"]) if decl["differentiable"]]
+        saved = [out for out, decl in zip(outputs, declaration["outputs"]) if decl["saved"]]
+        asked = [decl["name"] in tensors for decl in declaration["inputs"] if decl["differentiable"]]
+        operator = getattr(torch.ops.linnet, name + "_backward").default
+        torch.library.opcheck(
+            operator, (*incoming, *arguments(name, plain), *saved), {**keywords_of(options), "wanted": asked}, test_utils="test_schema"
+        )
+
+    everywhere(test, (torch.bfloat16,))
+
+
+def test_every_operator_in_a_graph():
+    def test(name, options, tensors, wanted):
+        fresh = {key: t.detach().clone() for key, t in tensors.items()}
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):  # autograd wants the capture's stream warm
+            results_of(name, options, copies(tensors), wanted)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            captured = results_of(name, options, tensors, wanted) + overwritten(name, tensors)
+        with torch.no_grad():
+            for key, t in tensors.items():
+                if t.is_floating_point():
+                    fresh[key] *= 0.5
+                t.copy_(fresh[key])
+        graph.replay()
+        torch.cuda.synchronize()
+        for key, t in fresh.items():
+            t.requires_grad_(tensors[key].requires_grad)
+        want = results_of(name, options, fresh, wanted) + overwritten(name, fresh)
+        assert all(torch.equal(one, other) for one, other in zip(captured, want, strict=True))
+
+    everywhere(test)
+
+
+def test_every_operator_compiled():
+    def test(name, options, tensors, wanted):
+        def function(inputs):
+            return call(name, {key: 0.5 * t if t.is_floating_point() and t.requires_grad else t for key, t in inputs.items()}, **options)
+
+        results = []
+        for compiled in (False, True):
+            inputs = copies(tensors)
+            torch.compiler.reset()
+            outputs = as_tuple((torch.compile(function, fullgraph=True, backend="aot_eager") if compiled else function)(inputs))
+            leaves = [t for t in inputs.values() if t.requires_grad]
+            found = torch.autograd.grad(outputs[0], leaves, outputs[0].detach(), allow_unused=True) if wanted else ()
+            results.append([*outputs, *overwritten(name, inputs), *(grad for grad in found if grad is not None)])
+        assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+    everywhere(test, (torch.bfloat16,))
+
+
+def test_a_hundred_equal_runs():
+    def test(name, options, tensors, wanted):
+        first = None
+        for _ in range(101):
+            inputs = copies(tensors)
+            results = results_of(name, options, inputs, wanted) + overwritten(name, inputs)
+            first = first or results
+            assert all(torch.equal(one, other) for one, other in zip(first, results, strict=True))
+
+    everywhere(test)
 
 
 def test_layer_of_mamba():
@@ -155,11 +313,12 @@ def test_refusals():
 if __name__ == "__main__":
     failures = 0
     for name, test in list(globals().items()):
-        if not name.startswith("test_"):
+        if not name.startswith("test_") or (sys.argv[1:] and name not in sys.argv[1:]):
             continue
+        start = time.time()
         try:
             test()
-            print(f"{name}: passed", flush=True)
+            print(f"{name}: passed ({time.time() - start:.1f} s)", flush=True)
         except Exception as error:
             failures += 1
             print(f"{name}: FAILED: {type(error).__name__}: {error}", flush=True)

@@ -99,6 +99,24 @@ def every_output(name):
     return {f"return_{decl['name']}": True for decl in linnet.info(name)["outputs"][1:] if decl["optional"]}
 
 
+def arguments(name, tensors):
+    """Positional and keyword arguments of torch.ops.linnet.<name>."""
+    return tuple(tensors.get(decl["name"]) for decl in linnet.info(name)["inputs"])
+
+
+def keywords_of(options):
+    """Options by the names that torch.ops.linnet gives them."""
+    return {"mode_" if key == "mode" else key: value for key, value in options.items()}
+
+
+def on_request(name):
+    return {f"return_{decl['name']}": True for decl in linnet.info(name)["outputs"] if decl["optional"] and not decl["saved"]}
+
+
+def as_tuple(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
 # One line per case: operator, optional inputs that are given, options.
 CASES = [
     ("softmax", (), {}),

@@ -2,27 +2,22 @@
 
 import pytest
 import torch
-from cases import CASES, DIFFERENTIABLE, OVERWRITING, call, case_id, differentiable, every_output, make
+from cases import (
+    CASES,
+    DIFFERENTIABLE,
+    OVERWRITING,
+    arguments,
+    as_tuple,
+    call,
+    case_id,
+    differentiable,
+    every_output,
+    keywords_of,
+    make,
+    on_request,
+)
 
 import linnet
-
-
-def arguments(name, tensors):
-    """Positional and keyword arguments of torch.ops.linnet.<name>."""
-    return tuple(tensors.get(decl["name"]) for decl in linnet.info(name)["inputs"])
-
-
-def keywords_of(options):
-    """Options by the names that torch.ops.linnet gives them."""
-    return {"mode_" if key == "mode" else key: value for key, value in options.items()}
-
-
-def on_request(name):
-    return {f"return_{decl['name']}": True for decl in linnet.info(name)["outputs"] if decl["optional"] and not decl["saved"]}
-
-
-def as_tuple(result):
-    return result if isinstance(result, tuple) else (result,)
 
 
 def assert_same(results, expected):
