@@ -3,8 +3,10 @@
 # CUDA kernels. Parts: tests check torch sanitizer bench; all of them when none is named. Ends with a summary; exit 0 only when
 # everything passed. FOLDER/results.md then holds all of it as a page for docs/results (machine, commit, tables).
 #
-#   PEERS=1           measures the peers of `linnet bench --peers` too, as far as FOLDER/peers or PYTHONPATH has them
+#   PEERS=1           measures the peers of `linnet bench --peers` too, as far as FOLDER/peers or PYTHONPATH has them; those that
+#                     compile when first called are called once in the background before
 #   RANDOM_CASES=N    random cases in all (2000)
+#   BENCH_TIME=S      seconds of measurement for each case (0.1)
 cd "$(dirname "$0")/.." || exit 2
 folder=${1:-build-gpu}
 shift
@@ -56,7 +58,7 @@ cases=(
   'delta B=1 T=200 Hq=2 Hk=1 Hv=2 K=64 V=64 dtype=bf16 pass=bwd with=cu_seqlens N=2'
   'delta B=1 T=8200 Hq=1 Hk=1 Hv=1 K=64 V=64 dtype=bf16 pass=bwd'
   'delta_decode B=2 T=1 Hq=2 Hk=2 Hv=2 K=128 V=128 dtype=bf16'
-  'mamba_ssd B=1 T=193 H=2 V=128 G=1 K=128 with=D,z,dt_bias,initial_state dtype=bf16 pass=bwd'
+  'mamba_ssd B=1 T=130 H=8 V=128 G=1 K=128 with=D,z,dt_bias,initial_state dtype=bf16 pass=bwd'
   'mamba_ssd B=1 T=70 H=2 V=40 G=1 K=24 with=D,z,dt_bias dtype=f32 pass=bwd'
   'mamba_ssd_decode B=2 T=1 H=2 V=64 G=1 K=128 with=D,z,dt_bias dtype=bf16'
   'causal_conv B=2 T=70 E=64 W=4 with=bias,initial_state dtype=bf16 pass=bwd'
@@ -76,20 +78,77 @@ sanitize() {  # tool: quiet when clean
   for line in "${cases[@]}"; do lines+=(--case "$line impl=cuda"); done
   log=$(timeout 150 compute-sanitizer --tool "$1" --error-exitcode 9 "$linnet" check --device cuda "${lines[@]}" 2>&1)
   code=$?
-  echo "$1, ${#cases[@]} cases: $(echo "$log" | grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' | tail -1 | sed 's/=* *//')"
-  [ $code -eq 0 ] || echo "$log" | grep -E '=====|FAIL|failed' | head -20
+  echo "    $1, ${#cases[@]} cases: $(echo "$log" | grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' | tail -1 | sed 's/=* *//'), exit $code"
+  [ $code -eq 0 ] || echo "$log" | grep -E '=====|FAIL|failed' | grep -v 'Frame\|Saved' | head -20 | sed 's/^/    /'
   return $code
 }
-sanitizer() {
-  local code=0 tool
-  for tool in memcheck racecheck initcheck synccheck; do sanitize $tool || code=1; done
+sanitizer() {  # the tools at once
+  local code=0 tool jobs=()
+  for tool in memcheck racecheck initcheck synccheck; do
+    sanitize $tool > "$folder/$tool.log" &
+    jobs+=($!)
+  done
+  for tool in "${jobs[@]}"; do wait "$tool" || code=1; done
+  for tool in memcheck racecheck initcheck synccheck; do cat "$folder/$tool.log"; done
   return $code
 }
 check() { indented "$linnet" check --device cuda "$@"; }
-bench() {
-  # shellcheck disable=SC2086
-  "$linnet" bench $operators --device cuda --quick --markdown ${PEERS:+--peers} --python "$(command -v python3)"
+
+# What is measured: operator;case;case... Those with `triton` in front have peers that compile when first called.
+chunks='Hq=16 Hk=16 Hv=16 K=128 V=128 dtype=bf16 pass=fwd|fwd+bwd'
+one='T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 dtype=bf16'
+ssd='H=16 V=128 G=1 K=128 with=D,dt_bias dtype=bf16 pass=fwd|fwd+bwd'
+heads='H=12 K=64 V=64 dtype=f16 pass=fwd'
+speeds=(
+  "triton linear;B=16 T=2048 S=2048 $chunks;B=1 T=32768 S=32768 $chunks"
+  "triton decay;B=16 T=2048 with=g $chunks;B=1 T=32768 with=g $chunks"
+  "triton mamba_ssd;B=16 T=2048 $ssd;B=1 T=32768 $ssd"
+  "triton gla;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
+  "triton delta;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
+  "triton gated_delta;B=16 T=2048 other=g $chunks;B=1 T=32768 other=g $chunks;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
+  "linear_decode;B=16|64|256 $one"
+  "decay_decode;B=16|64|256 with=g $one"
+  "gla_decode;B=16|64|256 $one"
+  "gated_delta_decode;B=16|64|256 $one"
+  "mamba_ssd_decode;B=16|64|256 T=1 H=32 V=128 G=1 K=128 with=D,z,dt_bias dtype=bf16"
+  "causal_conv;B=16 T=2048 E=2048 W=4 dtype=bf16|f32 pass=fwd|fwd+bwd"
+  "causal_conv_decode;B=16|256 T=1 E=6144 W=4 dtype=bf16"
+  "rms_norm_gated;B=16 T=2048 H=16 V=128 with=z,weight norm_before_gate=1 dtype=bf16 pass=fwd|fwd+bwd"
+  "l2_norm;B=16 T=2048 H=16 K=128 dtype=bf16 pass=fwd|fwd+bwd"
+  "triton monarch;B=256 T=256 S=256 $heads;B=1|16 T=4096 S=4096 $heads;B=1|4 T=16384 S=16384 $heads;B=16 T=4096 S=4096 H=12 K=64 V=64 dtype=f16 pass=fwd+bwd"
+)
+measure() {  # line of speeds, seconds
+  local words args=() each
+  IFS=';' read -ra words <<< "${1#triton }"
+  for each in "${words[@]:1}"; do args+=(--case "$each"); done
+  "$linnet" bench "${words[0]}" --device cuda --time "$2" --markdown ${PEERS:+--peers} --python "$(command -v python3)" "${args[@]}"
 }
+warm_up() {
+  local line
+  for line in "${speeds[@]}"; do
+    [ "${line#triton }" = "$line" ] || measure "$line" 0.001 > /dev/null 2>&1 &
+  done
+  wait
+}
+bench() {
+  local line code=0 shown=0
+  for line in "${speeds[@]}"; do
+    measure "$line" "${BENCH_TIME:-0.1}" > "$folder/bench.log" 2>&1 || code=1
+    if [ $shown -eq 0 ]; then
+      sed '/^of ceiling/,$d' "$folder/bench.log"
+    else
+      grep -E '^\| +[0-9]|^linnet:' "$folder/bench.log"
+    fi
+    shown=1
+  done
+  echo
+  sed -n '/^of ceiling/,$p' "$folder/bench.log"
+  return $code
+}
+if [ -n "${PEERS:-}" ] && [[ " $parts " == *" bench "* ]]; then
+  warm_up &
+  warming=$!
+fi
 for word in $parts; do
   case $word in
     tests) part "Functions of src/ptx" indented "$folder/ptx_test" --gtest_brief=1 ;;
@@ -100,7 +159,10 @@ for word in $parts; do
       ;;
     torch) part "Torch operators" indented python3 tests/gpu/test_gpu.py ;;
     sanitizer) part "compute-sanitizer" sanitizer ;;
-    bench) part "Speed" bench ;;
+    bench)
+      [ -z "${warming:-}" ] || wait "$warming"
+      part "Speed" bench
+      ;;
     *) echo "gpu_run.sh: no part named $word"; exit 2 ;;
   esac
 done
