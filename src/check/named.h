@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <map>
 #include <string>
@@ -80,6 +81,38 @@ inline Tensor out_of(const std::string& op, Tensors tensors, const Options& opti
 // The sentence of a call that must be refused.
 inline std::string refusal(const std::string& op, Tensors tensors, const Options& options = {}) {
   return invoke(op, options, &tensors);
+}
+
+// The reference's gradients of a random form in `output`, of every differentiable input that is given, against differences of
+// fourth order: (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h. About ten elements of each.
+inline void expect_gradients(const std::string& op, const Options& options, const Tensors& given, const std::string& output) {
+  const auto form = [&](const Tensors& at, const Tensor& weights) {
+    Tensors tensors = at;
+    EXPECT_EQ(invoked(op, options, &tensors, "ref", output).message(), "");
+    double sum = 0;
+    for (int64_t i = 0; i < weights.count(); ++i) sum += weights.get(i) * tensors[output].get(i);
+    return sum;
+  };
+  Tensors all = given;
+  ASSERT_EQ(invoked(op, options, &all, "ref").message(), "");
+  const Tensor weights = random_tensor(all[output].sizes, 99);
+  all["d" + output] = weights;
+  ASSERT_EQ(invoked(op, options, &all, "ref").message(), "");
+  for (const TensorDecl& decl : find_op(op)->inputs) {
+    if (!decl.differentiable || given.count(decl.name) == 0) continue;
+    const Tensor& x = given.at(decl.name);
+    for (int64_t i = 0; i < x.count(); i += 1 + x.count() / 10) {
+      constexpr double h = 1e-4;
+      const auto at = [&](double step) {
+        Tensor moved = x;
+        moved.set(i, x.get(i) + step);
+        return form(with(given, decl.name, moved), weights);
+      };
+      const double difference = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
+      EXPECT_NEAR(all["d" + decl.name].get(i), difference, 1e-7 * (1 + std::fabs(difference)))
+          << op << " d" << decl.name << " " << i;
+    }
+  }
 }
 
 }  // namespace linnet::check

@@ -53,10 +53,6 @@ Cost cost_dof(const DistillDofArgs&, const Dims& dims, Pass) {
   const double J = static_cast<double>(dims["T"]);
   return {2 * J * J * static_cast<double>(dims["D"]) + 8.0 / 3 * J * J * J, 8 * J * J};
 }
-Cost cost_pairs(const Dims& dims) {
-  const double T = static_cast<double>(dims["T"]), BH = static_cast<double>(dims["B"] * dims["H"]);
-  return {BH * T * T * 8 * static_cast<double>(dims["K"] + dims["V"] + 64), BH * T * 64};
-}
 Cost cost_balance(const DistillBalanceArgs&, const Dims& dims, Pass) {
   const double rows = static_cast<double>(dims["E"] * dims["H"] * dims["T"]), T = static_cast<double>(dims["T"]);
   const double K = static_cast<double>(dims["K"]), V = static_cast<double>(dims["V"]), M = static_cast<double>(dims["M"]);
@@ -65,11 +61,43 @@ Cost cost_balance(const DistillBalanceArgs&, const Dims& dims, Pass) {
   const double pairs = rows * T * (8 * (K + V) + 3 * 20 * M), moments = 8 * rows * K * K;
   return {pairs + moments + static_cast<double>(dims["H"]) * 500 * K * K * K, rows * 8 * (2 * K + 2 * V)};
 }
-Cost cost_window(const DistillWindowArgs&, const Dims& dims, Pass) {
-  Cost cost = cost_pairs(dims);
-  const double T = std::min<double>(512, static_cast<double>(dims["T"]));
-  cost.flops += static_cast<double>(dims["B"] * dims["H"]) * 20 * T * T * T;
-  return cost;
+// The sliding hybrid alone: features 4 K F twice, the state's read and write 8 F V, scores and their use in the window.
+Cost cost_window(const DistillWindowArgs& args, const Dims& dims, Pass pass) {
+  const auto size = [&](const char* letter) { return static_cast<double>(dims[letter]); };
+  const double rows = size("B") * size("T") * size("H"), K = size("K"), V = size("V"), F = size("F");
+  const double window = std::min(static_cast<double>(args.window), size("T"));
+  const double forward = rows * (4 * K * F + 8 * F * (V + 1) + 2 * window * (K + V + 1));
+  return {(pass == Pass::forward ? 1 : 4) * forward,
+          static_cast<double>(dtype_size(args.q.dtype)) * rows * 2 * (K + V) * (pass == Pass::forward ? 1 : 2)};
+}
+// The reference goes by pairs, and a check asks for the statistics and ranks in every run.
+double check_window_flops(const DistillWindowArgs&, const Dims& dims, Pass) {
+  const double T = static_cast<double>(dims["T"]), block = std::min<double>(512, T);
+  const double heads = static_cast<double>(dims["B"] * dims["H"]);
+  return heads * (T * T * 8 * static_cast<double>(dims["K"] + dims["V"] + 2 * dims["F"] + 64) + 20 * block * block * block);
+}
+// The largest |score| and |exponent of a feature|, on a prepared f64 call.
+double largest_window_logit(const DistillWindowArgs& args) {
+  const int64_t T = args.q.size[1], H = args.q.size[2], K = args.q.size[3], F = args.wq.size[2];
+  double largest = 0;
+  for (int64_t row = 0; row < args.q.size[0] * H * T; ++row) {
+    const int64_t i = row % T, h = row / T % H, b = row / T / H;
+    const double *q = args.q.at<const double>(b, i, h), *k = args.k.at<const double>(b, i, h);
+    for (int64_t j = 0; j <= i; ++j) {
+      double score = 0;
+      for (int64_t c = 0; c < K; ++c) score += q[c] * args.k.at<const double>(b, j, h)[c];
+      largest = std::max(largest, std::abs(score) / std::sqrt(static_cast<double>(std::max<int64_t>(K, 1))));
+    }
+    for (int64_t f = 0; f < F; ++f) {
+      double y = 0, z = 0;
+      for (int64_t c = 0; c < K; ++c) {
+        y += q[c] * args.wq.at<const double>(h, c)[f];
+        z += k[c] * args.wk.at<const double>(h, c)[f];
+      }
+      largest = std::max({largest, std::abs(y), std::abs(z)});
+    }
+  }
+  return largest;
 }
 
 // The bisection of dims_exact; each dimension that dims_greedy gives goes to the best of all layers.
@@ -93,6 +121,10 @@ Status check_decode(const DistillDecodeArgs&, const Dims& dims) {
 Status check_balance(const DistillBalanceArgs&, const Dims& dims) {
   if (dims["M"] == 0) return bad_input("distill_balance: z has 0 directions, expected at least 1");
   if (dims["K"] == 0) return bad_input("distill_balance: q has 0 channels, expected at least 1");
+  return {};
+}
+Status check_window(const DistillWindowArgs&, const Dims& dims) {
+  if (dims["F"] == 0) return bad_input("distill_window: wq has 0 columns, expected at least 1");
   return {};
 }
 Status check_dof(const DistillDofArgs&, const Dims& dims) {
@@ -235,7 +267,7 @@ const Op& distill_alloc_op() {
           .option("greedy_total", &A::greedy_total, 0, int64_t{1} << 40, "sum of dims_greedy; 0: cost times layers")
           .check<check_alloc>()
           .cost<cost_alloc>()
-          .bench("S=12 H=12 with=dims_exact dtype=f64 pass=fwd")
+          .bench("S=12|32 H=S with=dims_exact dtype=f64 pass=fwd")
           .impl<ref::distill_alloc_forward, nullptr, ref::distill_alloc_workspace>("ref", always_available);
   return op;
 }
@@ -267,6 +299,7 @@ const Op& distill_balance_op() {
           .check<check_balance>()
           .cost<cost_balance>()
           .bench("E=2 T=64 H=2 K=16 V=16 M=16 window=16 with=out,out_hybrid dtype=f32 pass=fwd")
+          .bench("E=4 T=512 H=1 K=128 V=128 M=1 window=1 with=A dtype=f32 pass=fwd")
           .impl<ref::distill_balance_forward, nullptr, ref::distill_balance_workspace>("ref", always_available);
   return op;
 }
@@ -274,19 +307,20 @@ const Op& distill_balance_op() {
 const Op& distill_window_op() {
   using A = DistillWindowArgs;
   using O = DistillWindowOut;
+  using G = DistillWindowGrads;
   static const Op op =
-      Declare<A, O, DistillWindowGrads>("distill_window", "distill", "hybrids of a window with features, and statistics of causal heads")
+      Declare<A, O, G>("distill_window", "distill", "hybrids of a window with features, and statistics of causal heads")
           .equation("a_ij = sigmoid(window_factor) exp(s_ij - top_i) in the window, f(q_i).f(k_j) before it;  out = sum a v / sum a")
-          .input("q", &A::q, "B T H K", "queries")
-          .input("k", &A::k, "B T H K", "keys")
-          .input("v", &A::v, "B T H V", "values")
-          .input("wq", &A::wq, "H K F", "hedgehog map of the queries").element(Element::param)
-          .input("wk", &A::wk, "H K F", "hedgehog map of the keys").element(Element::param)
-          .input("window_factor", &A::window_factor, "H", "logit of the window's share").element(Element::param)
+          .input("q", &A::q, "B T H K", "queries").grad(&G::dq)
+          .input("k", &A::k, "B T H K", "keys").grad(&G::dk)
+          .input("v", &A::v, "B T H V", "values").grad(&G::dv)
+          .input("wq", &A::wq, "H K F", "hedgehog map of the queries").element(Element::param).grad(&G::dwq)
+          .input("wk", &A::wk, "H K F", "hedgehog map of the keys").element(Element::param).grad(&G::dwk)
+          .input("window_factor", &A::window_factor, "H", "logit of the window's share").element(Element::param).grad(&G::dwindow_factor)
           .output("fq", &O::fq, "B T H 2*F", "features of the queries").element(Element::acc).optional()
           .output("fk", &O::fk, "B T H 2*F", "features of the keys").element(Element::acc).optional()
-          .output("out_sliding", &O::out_sliding, "B T H V", "window: the last `window` keys").optional()
-          .output("out_terraced", &O::out_terraced, "B T H V", "window: the current and the previous block").optional()
+          .output("out_sliding", &O::out_sliding, "B T H V", "window: the last `window` keys").grad(&G::dout_sliding).optional()
+          .output("out_terraced", &O::out_terraced, "B T H V", "window: the current and the previous block").grad(&G::dout_terraced).optional()
           .output("entropy", &O::entropy, "H", "mean entropy of the rows").element(Element::acc).optional()
           .output("entropy_ratio", &O::entropy_ratio, "H", "over that of uniform rows").element(Element::acc).optional()
           .output("distance", &O::distance, "H", "mean distance attended to").element(Element::acc).optional()
@@ -300,9 +334,16 @@ const Op& distill_window_op() {
           .option("window", &A::window, 1, kAnyCount, "keys of the window, the current one included; blocks of the terraced form")
           .option("windows", &A::windows, 1, kAnyCount, "widths of window_mass").unsampled()
           .option("sinks", &A::sinks, 0, kAnyCount, "first keys counted by sink_mass")
+          .growing()
+          .largest_logit<largest_window_logit>()
+          .check<check_window>()
           .cost<cost_window>()
-          .bench("B=1 T=64 H=2 K=16 V=16 F=16 window=16 with=out_sliding,entropy dtype=f32 pass=fwd")
-          .impl<ref::distill_window_forward, nullptr, ref::distill_window_workspace>("ref", always_available);
+          .check_flops<check_window_flops>()
+          .bench("B=1 T=8192 H=8 K=64 V=64 F=64 window=64 with=out_sliding dtype=f32|bf16 pass=fwd|fwd+bwd")
+          .bench("B=1 T=8192 H=8 K=64 V=64 F=64 window=64 with=out_terraced dtype=f32 pass=fwd|fwd+bwd")
+          .bench("B=1 T=2048 H=8 K=64 V=64 F=64 window=64 with=entropy|stable_rank dtype=f32 pass=fwd")
+          .impl<ref::distill_window_forward, ref::distill_window_backward, ref::distill_window_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS(distill_window);
   return op;
 }
 // clang-format on

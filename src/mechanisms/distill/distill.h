@@ -114,7 +114,10 @@ struct DistillWindowOut {
   View entropy, entropy_ratio, distance, window_mass, sink_mass, stable_rank, effective_rank;  // optional [H], mass [H, W], f32
   View gate_dt_bias, gate_beta, gate_beta_logit;                                               // optional [H] f32
 };
-struct DistillWindowGrads {};
+struct DistillWindowGrads {
+  View dout_sliding, dout_terraced;
+  View dq, dk, dv, dwq, dwk, dwindow_factor;
+};
 const Op& distill_window_op();
 
 LINNET_KERNELS(distill, DistillArgs, DistillOut, DistillGrads)
@@ -130,6 +133,16 @@ LINNET_INLINE double distill_scale(const Maybe& scale, int64_t K) {  // what mul
 
 // Whether one feature alone of head h counts: every key then has the same share for all queries, which get no gradient.
 bool distill_one_feature(const View& alpha, int64_t h);
+
+// distill_window: the first key of row i's window. Sliding: the last `window` keys; terraced: the current and the previous
+// block.
+LINNET_INLINE int64_t distill_window_begin(bool terraced, int64_t window, int64_t i) {
+  const int64_t begin = terraced ? (i / window - 1) * window : i - window + 1;
+  return begin > 0 ? begin : 0;
+}
+inline constexpr int64_t kDistillRankBlock = 512;  // tokens of a block whose ranks are taken
+// Starting values of a gated delta rule's gates from the statistics [H] of its heads (docs/mechanisms/distill.md).
+void distill_gates(const DistillWindowOut& out, int64_t H, const double* entropy, const double* distance);
 
 // The teacher's output, losses and their gradients of one head; in double, tile-free, one row of scores at a time. Shared by
 // the reference and the kernels. scratch: distill_loss_scratch(args) doubles.

@@ -1,5 +1,5 @@
-// Balancing, hybrids and statistics of heads, in double: the specification and, since they run once per head of a model, the
-// only implementation of `distill_balance` and `distill_window`.
+// Balancing, hybrids and statistics of heads, in double: the specification of `distill_window` and, since it runs once per head
+// of a model and its time is that of K x K eigenproblems, the only implementation of `distill_balance`.
 #include <algorithm>
 #include <cmath>
 
@@ -234,7 +234,6 @@ int64_t distill_balance_workspace(const DistillBalanceArgs& args, Pass, int) {
 
 namespace {
 
-constexpr int64_t kRankBlock = 512;  // tokens of a block whose ranks are taken
 constexpr double kFloor = 1e-12;
 
 struct Stats {
@@ -245,8 +244,12 @@ struct Stats {
   double* rows;                   // [512, 512]
   double *S, *n;                  // [2 F, V], [2 F]
   double *entropy, *distance;     // [H]
+  double *dq, *dk, *dv;           // backward: [T, K], [T, K], [T, V] of one head
+  double *dfq, *dfk;              // [T, 2 F]
+  double *dy, *x, *g;             // [F], [K], [V]
+  double *dwq, *dwk, *dfactor;    // [H, K, F], [H, K, F], [H]
 };
-Stats cut_stats(Arena& arena, const DistillWindowArgs& args) {
+Stats cut_stats(Arena& arena, const DistillWindowArgs& args, Pass pass) {
   Stats r{};
   r.B = args.q.size[0];
   r.T = args.q.size[1];
@@ -258,7 +261,7 @@ Stats cut_stats(Arena& arena, const DistillWindowArgs& args) {
   r.fq = arena.take<double>(r.T * 2 * r.F);
   r.fk = arena.take<double>(r.T * 2 * r.F);
   r.p = arena.take<double>(r.T);
-  const int64_t block = std::min(r.T, kRankBlock);
+  const int64_t block = std::min(r.T, kDistillRankBlock);
   r.gram = arena.take<double>(block * block);
   r.rows = arena.take<double>(block * block);
   r.values = arena.take<double>(block);
@@ -267,6 +270,15 @@ Stats cut_stats(Arena& arena, const DistillWindowArgs& args) {
   r.n = arena.take<double>(2 * r.F);
   r.entropy = arena.take<double>(r.H);
   r.distance = arena.take<double>(r.H);
+  if (pass == Pass::forward) return r;
+  for (double** x : {&r.dq, &r.dk}) *x = arena.take<double>(r.T * r.K);
+  for (double** x : {&r.dfq, &r.dfk}) *x = arena.take<double>(r.T * 2 * r.F);
+  for (double** x : {&r.dwq, &r.dwk}) *x = arena.take<double>(r.H * r.K * r.F);
+  r.dv = arena.take<double>(r.T * r.V);
+  r.dy = arena.take<double>(r.F);
+  r.x = arena.take<double>(r.K);
+  r.g = arena.take<double>(r.V);
+  r.dfactor = arena.take<double>(r.H);
   return r;
 }
 
@@ -291,21 +303,38 @@ void hedgehog(const Stats& r, const View& x, const View& w, int64_t b, int64_t t
     f[r.F + c] = std::max(f[r.F + c] / down, kFloor);
   }
 }
+// Its gradient: dx [K] and dw [K, F] += theirs. The clamp passes nothing where it is active.
+void hedgehog_backward(const Stats& r, const View& x, const View& w, int64_t b, int64_t t, int64_t h, const double* f,
+                       const double* df, double* dx, double* dw) {
+  for (int64_t c = 0; c < r.F; ++c) r.dy[c] = 0;
+  for (const int64_t half : {int64_t{0}, r.F}) {
+    double mean = 0;
+    for (int64_t c = half; c < half + r.F; ++c) mean += f[c] > kFloor ? f[c] * df[c] : 0;
+    for (int64_t c = half; c < half + r.F; ++c) {
+      r.dy[c - half] += (half == 0 ? 1 : -1) * (f[c] > kFloor ? f[c] : 0) * ((f[c] > kFloor ? df[c] : 0) - mean);
+    }
+  }
+  for (int64_t k = 0; k < r.K; ++k) {
+    for (int64_t c = 0; c < r.F; ++c) {
+      dx[k] += get(w, h, k, c) * r.dy[c];
+      dw[k * r.F + c] += get(x, b, t, h, k) * r.dy[c];
+    }
+  }
+}
 double score(const Stats& r, const DistillWindowArgs& args, int64_t b, int64_t h, int64_t i, int64_t j) {
   double sum = 0;
   for (int64_t c = 0; c < r.K; ++c) sum += get(args.q, b, i, h, c) * get(args.k, b, j, h, c);
   return r.eta * sum;
 }
 
-// Keys from first(i) on are near; those before it stand in the sums.
-template <class First>
-void hybrid(const Stats& r, const DistillWindowArgs& args, const View& out, int64_t b, int64_t h, const First& first) {
+// Keys of the window are near; those before it stand in the sums.
+void hybrid(const Stats& r, const DistillWindowArgs& args, const View& out, int64_t b, int64_t h, bool terraced) {
   const double g = 1 / (1 + std::exp(-get(args.window_factor, h)));
   for (int64_t i = 0; i < 2 * r.F * r.V; ++i) r.S[i] = 0;
   for (int64_t i = 0; i < 2 * r.F; ++i) r.n[i] = 0;
   int64_t absorbed = 0;
   for (int64_t i = 0; i < r.T; ++i) {
-    const int64_t begin = first(i);
+    const int64_t begin = distill_window_begin(terraced, args.window, i);
     for (; absorbed < begin; ++absorbed) {
       for (int64_t f = 0; f < 2 * r.F; ++f) {
         const double x = r.fk[absorbed * 2 * r.F + f];
@@ -323,6 +352,63 @@ void hybrid(const Stats& r, const DistillWindowArgs& args, const View& out, int6
       for (int64_t f = 0; f < 2 * r.F; ++f) total += r.fq[i * 2 * r.F + f] * r.S[f * r.V + c];
       put(out, sum == 0 ? 0 : total / sum, b, i, h, c);
     }
+  }
+}
+
+// With a_ij the weight of key j in row i and den_i their sum, e_ij = dout_i.(v_j - out_i) / den_i is the gradient of a_ij. Near
+// keys: a = g exp(s - top), so ds = a e; the largest score gets what the shift by it takes off all of them.
+void hybrid_backward(const Stats& r, const DistillWindowArgs& args, const View& dout, int64_t b, int64_t h, bool terraced) {
+  const double g = 1 / (1 + std::exp(-get(args.window_factor, h)));
+  const int64_t F2 = 2 * r.F;
+  for (int64_t i = 0; i < r.T; ++i) {
+    const int64_t begin = distill_window_begin(terraced, args.window, i);
+    double top = -HUGE_VAL, den = 0, total = 0;
+    int64_t largest = begin;
+    for (int64_t j = begin; j <= i; ++j) {
+      r.p[j] = score(r, args, b, h, i, j);
+      largest = r.p[j] > r.p[largest] ? j : largest;
+    }
+    top = r.p[largest];
+    for (int64_t j = 0; j <= i; ++j) {
+      if (j >= begin) {
+        r.p[j] = g * std::exp(r.p[j] - top);
+      } else {
+        r.p[j] = 0;
+        for (int64_t f = 0; f < F2; ++f) r.p[j] += r.fq[i * F2 + f] * r.fk[j * F2 + f];
+      }
+      den += r.p[j];
+    }
+    if (den == 0) continue;
+    load_row(dout, b, i, h, r.g);
+    for (int64_t c = 0; c < r.V; ++c) {
+      double out = 0;
+      for (int64_t j = 0; j <= i; ++j) out += r.p[j] / den * get(args.v, b, j, h, c);
+      r.S[c] = out;
+    }
+    const auto add_score = [&](int64_t j, double ds) {
+      for (int64_t c = 0; c < r.K; ++c) {
+        r.dq[i * r.K + c] += r.eta * ds * get(args.k, b, j, h, c);
+        r.dk[j * r.K + c] += r.eta * ds * get(args.q, b, i, h, c);
+      }
+    };
+    for (int64_t j = 0; j <= i; ++j) {
+      double e = 0;
+      for (int64_t c = 0; c < r.V; ++c) {
+        e += r.g[c] / den * (get(args.v, b, j, h, c) - r.S[c]);
+        r.dv[j * r.V + c] += r.p[j] / den * r.g[c];
+      }
+      if (j >= begin) {
+        add_score(j, r.p[j] * e);
+        total += r.p[j] * e;
+        continue;
+      }
+      for (int64_t f = 0; f < F2; ++f) {
+        r.dfq[i * F2 + f] += e * r.fk[j * F2 + f];
+        r.dfk[j * F2 + f] += e * r.fq[i * F2 + f];
+      }
+    }
+    add_score(largest, -total);
+    r.dfactor[h] += (1 - g) * total;
   }
 }
 
@@ -368,9 +454,8 @@ void ranks(const Stats& r, const DistillWindowArgs& args, int64_t b, int64_t h, 
 
 void distill_window_forward(const DistillWindowArgs& args, const DistillWindowOut& out, const Launch& launch) {
   Arena arena(launch.workspace);
-  const Stats r = cut_stats(arena, args);
+  const Stats r = cut_stats(arena, args, Pass::forward);
   const double rows = static_cast<double>(std::max<int64_t>(1, r.B * r.T));
-  const int64_t w = args.window;
   for (int64_t h = 0; h < r.H; ++h) {
     double entropy = 0, uniform = 0, distance = 0, sink = 0, stable = 0, effective = 0, blocks = 0;
     double mass[Sizes::kMax] = {};
@@ -381,25 +466,24 @@ void distill_window_forward(const DistillWindowArgs& args, const DistillWindowOu
         if (out.fq.given()) store_row(out.fq, b, t, h, r.fq + t * 2 * r.F);
         if (out.fk.given()) store_row(out.fk, b, t, h, r.fk + t * 2 * r.F);
       }
-      if (out.out_sliding.given()) {
-        hybrid(r, args, out.out_sliding, b, h, [&](int64_t i) { return i < w ? 0 : i - w + 1; });
-      }
-      if (out.out_terraced.given()) {
-        hybrid(r, args, out.out_terraced, b, h, [&](int64_t i) { return std::max<int64_t>(0, (i / w - 1) * w); });
-      }
+      if (out.out_sliding.given()) hybrid(r, args, out.out_sliding, b, h, false);
+      if (out.out_terraced.given()) hybrid(r, args, out.out_terraced, b, h, true);
       for (int64_t i = 0; i < r.T; ++i) {
         weights(r, args, b, h, 0, i, r.p);
         uniform += std::log(static_cast<double>(i + 1)) / rows;
+        double own = 0;  // the row's entropy: a sum of sums rounds less, and gates take differences of entropies
         for (int64_t j = 0; j <= i; ++j) {
           const double p = r.p[j] / rows;
-          if (r.p[j] > 0) entropy -= p * std::log(r.p[j]);
+          if (r.p[j] > 0) own -= p * std::log(r.p[j]);
           distance += p * static_cast<double>(i - j);
           if (j < args.sinks) sink += p;
           for (int64_t n = 0; n < args.windows.count; ++n) mass[n] += i - j < args.windows.value[n] ? p : 0;
         }
+        entropy += own;
       }
-      for (int64_t begin = 0; (out.stable_rank.given() || out.effective_rank.given()) && begin < r.T; begin += kRankBlock) {
-        ranks(r, args, b, h, begin, std::min(kRankBlock, r.T - begin), &stable, &effective);
+      for (int64_t begin = 0; (out.stable_rank.given() || out.effective_rank.given()) && begin < r.T;
+           begin += kDistillRankBlock) {
+        ranks(r, args, b, h, begin, std::min(kDistillRankBlock, r.T - begin), &stable, &effective);
         blocks += 1;
       }
     }
@@ -413,24 +497,67 @@ void distill_window_forward(const DistillWindowArgs& args, const DistillWindowOu
     put_head(out.effective_rank, blocks == 0 ? 0 : effective / blocks, h);
     for (int64_t n = 0; out.window_mass.given() && n < args.windows.count; ++n) put(out.window_mass, mass[n], h, n);
   }
-  // Starting values of a gated delta rule's gates (docs/mechanisms/distill.md).
-  double least = HUGE_VAL, most = -HUGE_VAL;
+  distill_gates(out, r.H, r.entropy, r.distance);
+}
+void distill_window_backward(const DistillWindowArgs& args, const DistillWindowOut&, const DistillWindowGrads& grads,
+                             const Launch& launch) {
+  Arena arena(launch.workspace);
+  const Stats r = cut_stats(arena, args, Pass::backward);
+  const int64_t F2 = 2 * r.F, each = r.K * r.F;
+  std::fill(r.dwq, r.dwq + r.H * each, 0.0);
+  std::fill(r.dwk, r.dwk + r.H * each, 0.0);
+  std::fill(r.dfactor, r.dfactor + r.H, 0.0);
   for (int64_t h = 0; h < r.H; ++h) {
-    least = std::min(least, r.entropy[h]);
-    most = std::max(most, r.entropy[h]);
-  }
-  for (int64_t h = 0; h < r.H; ++h) {
-    const double target = std::min(std::max(std::log(2.0) / std::max(r.distance[h], 0.5), 0.001), 5.0);
-    const double beta = 0.3 + 0.4 * (1 - (r.entropy[h] - least) / std::max(most - least, 1e-3));
-    put_head(out.gate_dt_bias, target + std::log(-std::expm1(-target)), h);
-    put_head(out.gate_beta, beta, h);
-    put_head(out.gate_beta_logit, std::log(beta / (1 - beta)), h);
+    for (int64_t b = 0; b < r.B; ++b) {
+      std::fill(r.dq, r.dq + r.T * r.K, 0.0);
+      std::fill(r.dk, r.dk + r.T * r.K, 0.0);
+      std::fill(r.dv, r.dv + r.T * r.V, 0.0);
+      std::fill(r.dfq, r.dfq + r.T * F2, 0.0);
+      std::fill(r.dfk, r.dfk + r.T * F2, 0.0);
+      for (int64_t t = 0; t < r.T; ++t) {
+        hedgehog(r, args.q, args.wq, b, t, h, r.fq + t * F2);
+        hedgehog(r, args.k, args.wk, b, t, h, r.fk + t * F2);
+      }
+      if (grads.dout_sliding.given()) hybrid_backward(r, args, grads.dout_sliding, b, h, false);
+      if (grads.dout_terraced.given()) hybrid_backward(r, args, grads.dout_terraced, b, h, true);
+      for (int64_t t = 0; t < r.T; ++t) {
+        hedgehog_backward(r, args.q, args.wq, b, t, h, r.fq + t * F2, r.dfq + t * F2, r.dq + t * r.K, r.dwq + h * each);
+        hedgehog_backward(r, args.k, args.wk, b, t, h, r.fk + t * F2, r.dfk + t * F2, r.dk + t * r.K, r.dwk + h * each);
+        if (grads.dq.given()) store_row(grads.dq, b, t, h, r.dq + t * r.K);
+        if (grads.dk.given()) store_row(grads.dk, b, t, h, r.dk + t * r.K);
+        if (grads.dv.given()) store_row(grads.dv, b, t, h, r.dv + t * r.V);
+      }
+    }
+    for (int64_t i = 0; i < each; ++i) {
+      if (grads.dwq.given()) put(grads.dwq, r.dwq[h * each + i], h, i / r.F, i % r.F);
+      if (grads.dwk.given()) put(grads.dwk, r.dwk[h * each + i], h, i / r.F, i % r.F);
+    }
+    put_head(grads.dwindow_factor, r.dfactor[h], h);
   }
 }
-int64_t distill_window_workspace(const DistillWindowArgs& args, Pass, int) {
+int64_t distill_window_workspace(const DistillWindowArgs& args, Pass pass, int) {
   Arena arena;
-  cut_stats(arena, args);
+  cut_stats(arena, args, pass);
   return arena.used();
 }
 
 }  // namespace linnet::ref
+
+namespace linnet {
+
+void distill_gates(const DistillWindowOut& out, int64_t H, const double* entropy, const double* distance) {
+  double least = HUGE_VAL, most = -HUGE_VAL;
+  for (int64_t h = 0; h < H; ++h) {
+    least = std::min(least, entropy[h]);
+    most = std::max(most, entropy[h]);
+  }
+  for (int64_t h = 0; h < H; ++h) {
+    const double target = std::min(std::max(std::log(2.0) / std::max(distance[h], 0.5), 0.001), 5.0);
+    const double beta = 0.3 + 0.4 * (1 - (entropy[h] - least) / std::max(most - least, 1e-3));
+    ref::put_head(out.gate_dt_bias, target + std::log(-std::expm1(-target)), h);
+    ref::put_head(out.gate_beta, beta, h);
+    ref::put_head(out.gate_beta_logit, std::log(beta / (1 - beta)), h);
+  }
+}
+
+}  // namespace linnet

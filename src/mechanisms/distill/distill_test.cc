@@ -33,7 +33,11 @@ TEST(Distill, AgreesWithTheReference) {
       "distill_dof T=17 D=4 N=3 P=5",
       "distill_alloc S=5 H=3 R=17 low=2 high=16 multiple=2 with=spectra,weights",
       "distill_balance E=2 T=9 H=2 K=4 V=3 M=5 window=3",
-      "distill_window B=2 T=20 H=3 K=6 V=5 F=4 window=5 sinks=2",
+      "distill_window B=2 T=20 H=3 K=6 V=5 F=4 window=5 sinks=2 pass=bwd",
+      "distill_window B=1 T=0 H=2 K=4 V=3 F=2 pass=bwd",
+      "distill_window B=1 T=1 H=1 K=4 V=3 F=2 window=3 pass=bwd",
+      "distill_window B=1 T=150 H=2 K=9 V=17 F=7 window=1 threads=3 pass=bwd",
+      "distill_window B=1 T=131 H=1 K=16 V=8 F=16 window=40 strided=1 values=mixed pass=bwd",
   });
 }
 
@@ -107,6 +111,22 @@ TEST(Distill, BalancingKeepsSoftmax) {
   EXPECT_LT(rms_error(r["out_hybrid"], r["out_softmax"]), 1e-13);  // a window that covers everything
 }
 
+// A window that covers everything is softmax; without one, hedgehog features alone (from the second token on).
+TEST(Distill, WindowsEnds) {
+  Tensors x = attention(25, 5);
+  for (const char* name : {"z", "alpha"}) x.erase(name);
+  x.insert({{"wq", random_tensor({2, 4, 3}, 21)}, {"wk", random_tensor({2, 4, 3}, 22)}, {"window_factor", constant({2}, 0.3)}});
+  const Tensors plain = {{"q", x.at("q")}, {"k", x.at("k")}, {"v", x.at("v")}};
+  for (const char* out : {"out_sliding", "out_terraced"}) {
+    EXPECT_LT(rms_error(out_of("distill_window", x, {{"window", "25"}}, out), out_of("softmax", plain, {{"causal", "1"}})),
+              1e-13);
+    check::expect_gradients("distill_window", {{"window", "4"}}, x, out);
+  }
+  x["window_factor"] = constant({2}, -800);  // a window that has no share
+  const Tensor far = out_of("distill_window", x, {{"window", "1"}}, "out_sliding");
+  for (int64_t c = 0; c < 10; ++c) EXPECT_NEAR(far.get(10 + c), x.at("v").get(c), 1e-13);  // the second token sees the first
+}
+
 // Known answers, by the spectrum (J = 40) and by the Cholesky factor (J = 1100): equal samples make a Gram matrix of ones,
 // samples far apart the identity.
 TEST(Distill, DegreesOfFreedom) {
@@ -137,6 +157,11 @@ TEST(Distill, AllocationSumsToTheBudget) {
 
 TEST(Distill, Refusals) {
   Tensors x = attention(10, 1);
+  const Tensor none = constant({2, 4, 0}, 0);
+  EXPECT_EQ(
+      refusal("distill_window",
+              {{"q", x["q"]}, {"k", x["k"]}, {"v", x["v"]}, {"wq", none}, {"wk", none}, {"window_factor", constant({2}, 0)}}),
+      "distill_window: wq has 0 columns, expected at least 1");
   x["z"] = random_tensor({2, 6, 3}, 1);
   EXPECT_EQ(refusal("distill", x), "distill: z has 3 channels in dimension 2 of [H, M, K], expected 4 (same as q)");
   EXPECT_EQ(refusal("distill_dof", {{"x", constant({0, 3}, 0)}, {"lambda", constant({1}, 1)}, {"z", constant({0, 3}, 0)}}),

@@ -10,9 +10,10 @@ namespace linnet {
 namespace {
 
 const std::vector<std::string>& maps() {
-  static const std::vector<std::string> names = {
-      "identity",  "cosine",     "elu1",     "relu",         "relu2",          "exp", "focused", "cosformer", "favor",
-      "favor_hyp", "favor_relu", "hedgehog", "hedgehog_exp", "hedgehog_joint", "t2r", "rebased", "dpfp",      "taylor"};
+  static const std::vector<std::string> names = {"identity",   "cosine",   "elu1",         "relu",           "relu2",
+                                                 "exp",        "focused",  "cosformer",    "favor",          "favor_hyp",
+                                                 "favor_relu", "hedgehog", "hedgehog_exp", "hedgehog_joint", "t2r",
+                                                 "rebased",    "dpfp",     "taylor",       "efficient"};
   return names;
 }
 const std::vector<std::pair<std::string, std::string>>& widths() {
@@ -33,11 +34,10 @@ const std::vector<std::pair<std::string, std::string>>& widths() {
                                                                          {"t2r", "R"},
                                                                          {"rebased", "K*(K+1)//2"},
                                                                          {"dpfp", "2*K*dpfp_nu"},
-                                                                         {"taylor", "1+K+K*(K+1)//2"}};
+                                                                         {"taylor", "1+K+K*(K+1)//2"},
+                                                                         {"efficient", "K"}};
   return table;
 }
-
-bool has_top(FeaturesMap map) { return map == FeaturesMap::exp || map == FeaturesMap::favor || map == FeaturesMap::favor_hyp; }
 
 // Each parameter is given exactly when the map has it.
 template <class Args>
@@ -94,8 +94,9 @@ Status check_features(const FeaturesArgs& args, const Dims& dims) {
                      " (same as q) when causal");
   }
   const bool given = args.key_top == KeyTop::given;
-  if (given && !has_top(args.map)) {
-    return bad_input("features: key_top is given, expected global with map " + maps()[static_cast<size_t>(args.map)]);
+  if (given && !features_shape(args).has_top()) {
+    return bad_input("features: key_top is given, expected global with map " + maps()[static_cast<size_t>(args.map)] +
+                     (args.map == FeaturesMap::efficient ? " that is not causal" : ""));
   }
   if (given != args.key_tops.given()) {
     return bad_input(given ? "features: key_tops is missing; key_top given needs it"
@@ -111,10 +112,11 @@ Status check_features(const FeaturesArgs& args, const Dims& dims) {
 
 Status check_decode(const FeaturesDecodeArgs& args, const Dims& dims) {
   LINNET_TRY(check_map("features_decode", args, dims));
-  if (has_top(args.map) != args.key_tops.given()) {
+  const bool has_top = features_shape(args).has_top();
+  if (has_top != args.key_tops.given()) {
     return bad_input(std::string("features_decode: key_tops is ") +
-                     (has_top(args.map) ? "missing; map " + maps()[static_cast<size_t>(args.map)] + " needs it"
-                                        : "given, expected none with map " + maps()[static_cast<size_t>(args.map)]));
+                     (has_top ? "missing; map " + maps()[static_cast<size_t>(args.map)] + " needs it"
+                              : "given, expected none with map " + maps()[static_cast<size_t>(args.map)]));
   }
   if (args.map == FeaturesMap::cosformer && args.max_length - args.position < dims["T"]) {
     return bad_input("features_decode: max_length is " + std::to_string(args.max_length) + ", expected at least position + " +
@@ -130,7 +132,8 @@ double largest_logit(const Args& args) {
   const FeaturesMap m = args.map;
   const bool projects = m == FeaturesMap::hedgehog || m == FeaturesMap::hedgehog_exp || m == FeaturesMap::hedgehog_joint;
   const bool favor = m == FeaturesMap::favor || m == FeaturesMap::favor_hyp;
-  if (m != FeaturesMap::exp && !projects && !favor) return 0;
+  const bool plain = m == FeaturesMap::exp || m == FeaturesMap::efficient;
+  if (!plain && !projects && !favor) return 0;
   const auto value = [](const View& view, int64_t i, int64_t j = 0, int64_t k = 0, int64_t l = 0) {
     return static_cast<const double*>(
         view.data)[i * view.stride[0] + j * view.stride[1] + k * view.stride[2] + l * view.stride[3]];
@@ -147,7 +150,7 @@ double largest_logit(const Args& args) {
       for (int64_t c = 0; c < K; ++c) {
         const double e = value(*x, b, t, h, c);
         squares += e * e;
-        if (m == FeaturesMap::exp) largest = std::max(largest, std::abs(args.temperature * e));
+        if (plain) largest = std::max(largest, std::abs((m == FeaturesMap::exp ? args.temperature : 1) * e));
       }
       const double width = std::sqrt(static_cast<double>(K));
       const int64_t outputs = favor ? args.proj.size[0] : projects ? args.w.size[args.w.rank - 1] : 0;
@@ -225,7 +228,7 @@ const Op& features_op() {
           .output("final_z", &O::final_z, "B H F", "sum of phi(k)").element(Element::acc).optional()
           FEATURES_OPTIONS
           .option("causal", &A::causal, "a token sees no later key")
-          .option("key_top", &A::key_top, {"global", "running", "given"}, "exp, favor, favor_hyp: what exponents of keys are taken less of")
+          .option("key_top", &A::key_top, {"global", "running", "given"}, "exp, favor, favor_hyp, causal efficient: what exponents of keys are taken less of")
           .option("max_length", &A::max_length, 0, kAnyCount, "map cosformer: M; 0: the longer of q and k").unsampled()
           .letter_by("F", "map", widths())
           .growing()
@@ -236,7 +239,7 @@ const Op& features_op() {
           .bench("B=1 T=8192 S=T H=8 K=64 V=K R=64 with=w map=hedgehog|hedgehog_exp causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 S=T H=8 K=64 V=K M=256 with=proj map=favor|favor_relu causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=1024|4096|16384|65536 S=T H=4 K=64 V=K map=elu1 causal=1 dtype=f32 pass=fwd|fwd+bwd")
-          .bench("B=1 T=8192 S=T H=8 K=64 V=K map=elu1 causal=0 dtype=f32|bf16 pass=fwd|fwd+bwd")
+          .bench("B=1 T=8192 S=T H=8 K=64 V=K map=elu1|efficient causal=0 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .compare("elu1", "map=elu1")
           .compare("relu2", "map=relu2")
           .compare("exp", "map=exp")
@@ -247,6 +250,7 @@ const Op& features_op() {
           .compare("favor 64", "map=favor proj=normal M=64")
           .compare("hedgehog", "map=hedgehog w=identity R=K")
           .compare("rebased", "map=rebased gamma=1 beta=0")
+          .compare("efficient", "map=efficient")
           .impl<ref::features_forward, ref::features_backward, ref::features_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(features);
   return op;

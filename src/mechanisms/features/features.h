@@ -31,6 +31,7 @@ enum class FeaturesMap : int32_t {
   rebased,
   dpfp,
   taylor,
+  efficient,
 };
 
 struct FeaturesArgs {
@@ -44,12 +45,12 @@ struct FeaturesArgs {
   View proj;      // [M, K] favor, favor_hyp, favor_relu: no gradient
   View gamma;     // [K] rebased
   View beta;      // [K] rebased
-  View key_tops;  // [B, H] f32: exp, favor, favor_hyp with key_top given
+  View key_tops;  // [B, H] f32: exp, favor, favor_hyp, efficient with key_top given
   FeaturesMap map = FeaturesMap::elu1;
   bool causal = false;
   Normalizer normalizer = Normalizer::standard;
   Maybe eps;                        // default: what the map's source uses
-  KeyTop key_top = KeyTop::global;  // what exp, favor and favor_hyp subtract from the exponents of keys
+  KeyTop key_top = KeyTop::global;  // what exp, favor, favor_hyp, efficient (causal) subtract from the exponents of keys
   double temperature = 1;           // map exp: exp(temperature x)
   int64_t dpfp_nu = 1;              // map dpfp: number of rolls
   double focused_power = 3;         // map focused
@@ -73,7 +74,7 @@ Status features(const FeaturesArgs& args, const FeaturesOut& out, const Context&
 Status features_backward(const FeaturesArgs& args, const FeaturesOut& out, const FeaturesGrads& grads, const Context& context);
 int64_t features_workspace(const FeaturesArgs& args, Pass pass, const Context& context);
 
-// One or few tokens with S and z in place. Maps with a top over keys (exp, favor, favor_hyp) need it given.
+// One or few tokens with S and z in place. Maps with a top over keys (exp, favor, favor_hyp, efficient) need it given.
 struct FeaturesDecodeArgs {
   View q, k, v;  // [B, T, H, K], [B, T, H, K], [B, T, H, V]
   View state;    // [B, H, F, V] f32: read and overwritten

@@ -1,7 +1,8 @@
 // Attention through the feature maps, on the vector units: the walks of mapped.h with the maps of features_maps.h.
 //
 // focused is a map of a whole token, all heads together: its features are written to the workspace, the walks take them as they
-// are, and the gradient of the features goes through the map afterwards, token by token.
+// are, and the gradient of the features goes through the map afterwards, token by token. efficient, not causal, takes its keys'
+// softmax over the tokens: maxima and sums of the channels come first, and what the sums' gradient takes off dk comes last.
 #include "core/half.h"
 #include "features.h"
 #include "features_maps.h"
@@ -16,10 +17,11 @@ LINNET_INLINE auto by_type(Dtype dtype, const Body& body) {
   return dtype == Dtype::f64 ? body.template operator()<double>() : body.template operator()<float>();
 }
 // Where all features of a query may vanish together, so does den, and the gradient of q is a difference of terms that it
-// divides: in float that loses more digits than the gates allow. These maps run their backward in double.
+// divides: in float that loses more digits than the gates allow. These maps run their backward in double. So does a single
+// feature: it divides out, and what eps leaves of the gradient is such a difference.
 template <class Body>
 LINNET_INLINE auto by_pass(const FeaturesArgs& args, Pass pass, const Body& body) {
-  bool vanishes = false;
+  bool vanishes = features_shape(args).F == 1;
   switch (args.map) {
     case FeaturesMap::relu:
     case FeaturesMap::relu2:
@@ -39,11 +41,12 @@ struct Work {
   FeaturesShape s;
   int64_t n = 0, heads = 0;  // columns of y, and how many matrices
   T *in = nullptr, *back = nullptr, *bias = nullptr, *gamma = nullptr, *beta = nullptr;
-  T *phi_q = nullptr, *phi_k = nullptr, *dphi_q = nullptr, *dphi_k = nullptr;  // focused: [B, T, H, K]
-  T *inverse = nullptr, *slope = nullptr;  // focused, [H, ldk]: 1 / softplus(scale), sigmoid / softplus^2
-  T* rows = nullptr;                       // focused: per worker [4, H, ldk]
-  T* dscale = nullptr;                     // focused: [tasks, H, ldk]
-  double* units = nullptr;                 // [B, H]
+  T *phi_q = nullptr, *phi_k = nullptr, *dphi_q = nullptr, *dphi_k = nullptr;  // focused: [B, T, H, K]; efficient: dphi_k
+  T *inverse = nullptr, *slope = nullptr;            // focused, [H, ldk]: 1 / softplus(scale), sigmoid / softplus^2
+  T* rows = nullptr;                                 // per worker; focused: [4, H, ldk], efficient over tokens: [C + 1, ldk]
+  T* dscale = nullptr;                               // focused: [tasks, H, ldk]
+  T *token_tops = nullptr, *token_shares = nullptr;  // efficient over tokens: [B, H, ldk]
+  double* units = nullptr;                           // [B, H]
   T* dparam = nullptr;
   int64_t params = 0;
 };
@@ -75,6 +78,13 @@ Work<T> cut(Arena& arena, const Args& args, Pass pass, int workers) {
   const bool backward = pass == Pass::backward;
   if (r.s.R > 0 || joint) r.params = K * ldn + ldn;
   if (r.s.map == FeaturesMap::rebased) r.params = 2 * ldk;
+  if (r.s.over_tokens) {
+    r.params = ldk;  // the sum over keys of phi dphi, channel by channel
+    r.token_tops = arena.take<T>(r.s.B * r.s.H * ldk);
+    r.token_shares = arena.take<T>(r.s.B * r.s.H * ldk);
+    r.rows = arena.take<T>(workers * (kChunk + 1) * ldk);
+    if (backward) r.dphi_k = arena.take<T>(args.k.elements());
+  }
   if (backward && r.params > 0) r.dparam = arena.take<T>(2 * r.s.B * r.s.H * r.params);
   if (r.s.map != FeaturesMap::focused) return r;
   r.phi_q = arena.take<T>(args.q.elements());
@@ -139,20 +149,100 @@ FeatureSelf<T> self_of(const Work<T>& r, bool running) {
   m.gamma = r.gamma;
   m.beta = r.beta;
   m.shared = r.heads == 1;
+  m.token_tops = r.token_tops;
+  m.token_shares = r.token_shares;
   return m;
 }
 template <class T>
 RowMap<T> row_map(const FeatureSelf<T>& m, int64_t params) {
-  const bool top = m.s.map == FeaturesMap::exp || m.s.map == FeaturesMap::favor || m.s.map == FeaturesMap::favor_hyp;
   return {&m,
           static_cast<int>(m.s.K),
           static_cast<int>(m.s.F) + (m.running ? 1 : 0),
           m.scratch(),
           params,
           features_apply<T>,
-          top ? features_tops<T> : nullptr,
+          m.s.has_top() ? features_tops<T> : nullptr,
           features_backward_rows<T>,
           m.s.map == FeaturesMap::taylor && m.s.K > 0 ? 1 / __builtin_sqrt(static_cast<double>(m.s.K)) : 0};
+}
+
+// ---- efficient: the softmax of keys over tokens
+
+// Calls body(count, first token) for each chunk of one head's keys, in dense scratch.
+template <class T, class Body>
+void each_keys(const FeaturesArgs& args, int64_t b, int64_t h, T* rows, const Body& body) {
+  const View& k = args.k;
+  for (int64_t at = 0; at < k.size[1]; at += kChunk) {
+    const int n = chunk_rows(at, k.size[1]);
+    load_rows<T>(k, b * k.stride[0] + at * k.stride[1] + h * k.stride[2], k.stride[1], n, static_cast<int>(k.size[3]), rows,
+                 round_up<T>(k.size[3]));
+    body(n, at);
+  }
+}
+LINNET_INLINE bool masked(const View& mask, int64_t b, int64_t t) { return mask.given() && *mask.at<const uint8_t>(b, t) == 0; }
+
+template <class T>
+void take_token_sums(const FeaturesArgs& args, const Work<T>& r, const Launch& launch) {
+  using X = Vec<T>;
+  if (!r.s.over_tokens) return;
+  const int64_t ldk = round_up<T>(r.s.K);
+  parallel(launch, r.s.B * r.s.H, [&](int64_t task, int worker) {
+    const int64_t b = task / r.s.H, h = task % r.s.H;
+    T* rows = r.rows + worker * (kChunk + 1) * ldk;
+    T* part = rows + kChunk * ldk;  // sums of a chunk, then of chunks: fewer roundings
+    T* top = r.token_tops + task * ldk;
+    T* share = r.token_shares + task * ldk;
+    for (int64_t c = 0; c < ldk; ++c) top[c] = static_cast<T>(-__builtin_inf());
+    each_keys<T>(args, b, h, rows, [&](int n, int64_t at) {
+      for (int i = 0; i < n; ++i) {
+        if (masked(args.key_mask, b, at + i)) continue;
+        for (int64_t c = 0; c < ldk; c += X::W) X::store(top + c, max(X::load(top + c), X::load(rows + i * ldk + c)));
+      }
+    });
+    for (int64_t c = 0; c < ldk; ++c) {
+      share[c] = 0;
+      if (top[c] == static_cast<T>(-__builtin_inf())) top[c] = 0;  // no key
+    }
+    each_keys<T>(args, b, h, rows, [&](int n, int64_t at) {
+      for (int64_t c = 0; c < ldk; ++c) part[c] = 0;
+      for (int i = 0; i < n; ++i) {
+        if (masked(args.key_mask, b, at + i)) continue;
+        for (int64_t c = 0; c < ldk; c += X::W) {
+          X::store(part + c, X::load(part + c) + exp(X::load(rows + i * ldk + c) - X::load(top + c)));
+        }
+      }
+      for (int64_t c = 0; c < ldk; c += X::W) X::store(share + c, X::load(share + c) + X::load(part + c));
+    });
+    for (int64_t c = 0; c < ldk; ++c) share[c] = share[c] == 0 ? T(1) : 1 / share[c];
+  });
+}
+
+// dk = phi(k) (dphi(k) - sum_j phi(k_j) dphi(k_j)): the first term stands in dphi_k, the sum in dparam.
+template <class T>
+void leave_token_sums(const FeaturesArgs& args, const Work<T>& r, const View& dk, const Launch& launch) {
+  using X = Vec<T>;
+  if (!r.s.over_tokens || !dk.given()) return;
+  const int64_t ldk = round_up<T>(r.s.K), H = r.s.H, K = r.s.K, S = args.k.size[1];
+  parallel(launch, r.s.B * H, [&](int64_t task, int worker) {
+    const int64_t b = task / H, h = task % H;
+    T* rows = r.rows + worker * (kChunk + 1) * ldk;
+    const T* top = r.token_tops + task * ldk;
+    const T* share = r.token_shares + task * ldk;
+    const T* total = r.dparam + (r.s.B * H + task) * r.params;
+    each_keys<T>(args, b, h, rows, [&](int n, int64_t at) {
+      for (int i = 0; i < n; ++i) {
+        T* row = rows + i * ldk;
+        const bool out = masked(args.key_mask, b, at + i);
+        for (int64_t c = 0; c < K; c += X::W) {
+          const typename X::V phi = exp(X::load(row + c) - X::load(top + c)) * X::load(share + c);
+          const typename X::V own = X::load(r.dphi_k + ((b * S + at + i) * H + h) * K + c, static_cast<int>(K - c));
+          X::store(row + c, out ? X::zero() : own - phi * X::load(total + c));
+        }
+      }
+      store_rows<T>(rows, ldk, n, static_cast<int>(K), dk, b * dk.stride[0] + at * dk.stride[1] + h * dk.stride[2],
+                    dk.stride[1], nullptr);
+    });
+  });
 }
 
 // ---- focused
@@ -237,9 +327,8 @@ void focused_backward(const Work<T>& r, const View& x, const View& mask, const T
     for (int64_t i = 0; i < H * ldk; ++i) sums[i] = 0;
     const int64_t b = task / each, begin = task % each * kFocusedTokens;
     for (int64_t t = begin; t < x.size[1] && t < begin + kFocusedTokens; ++t) {
-      const bool masked = mask.given() && *mask.template at<const uint8_t>(b, t) == 0;
       const int64_t place = b * dx.stride[0] + t * dx.stride[1];
-      if (masked) {
+      if (masked(mask, b, t)) {
         for (int64_t i = 0; i < H * ldk; ++i) d[i] = 0;
         if (dx.given()) store_rows<T>(d, ldk, static_cast<int>(H), static_cast<int>(K), dx, place, dx.stride[2], nullptr);
         continue;
@@ -291,6 +380,7 @@ MappedCall<T> call_of(const FeaturesArgs& args, const Work<T>& r, const FeatureS
   call.eps = r.s.eps;
   call.rule = args.key_top;
   call.key_tops = args.key_tops;
+  call.shares = r.s.over_tokens;
   call.map = row_map(self, r.params);
   return call;
 }
@@ -343,6 +433,7 @@ void features_forward(const FeaturesArgs& args, const FeaturesOut& out, const La
       focused_apply(r, args.q, r.phi_q, launch);
       focused_apply(r, args.k, r.phi_k, launch);
     }
+    take_token_sums(args, r, launch);
     MappedCall<T> call = call_of(args, r, self);
     call.out = out.out;
     call.den = out.den;
@@ -368,17 +459,21 @@ void features_backward(const FeaturesArgs& args, const FeaturesOut& out, const F
       focused_apply(r, args.q, r.phi_q, launch);
       focused_apply(r, args.k, r.phi_k, launch);
     }
+    take_token_sums(args, r, launch);
     MappedCall<T> call = call_of(args, r, self);
     call.out = out.out;
     call.den = out.den;
     call.dout = grads.dout;
     call.dq = focused ? rows_view(r.dphi_q, args.q) : grads.dq;
-    call.dk = focused ? rows_view(r.dphi_k, args.k) : grads.dk;
+    const bool over_tokens = r.s.over_tokens && grads.dk.given();
+    call.dk = focused || over_tokens ? rows_view(r.dphi_k, args.k) : grads.dk;
     call.dv = grads.dv;
     call.dparam = r.dparam;
-    call.wants_params = r.params > 0 && (grads.dw.given() || grads.db.given() || grads.dgamma.given() || grads.dbeta.given());
+    call.wants_params =
+        over_tokens || (r.params > 0 && (grads.dw.given() || grads.db.given() || grads.dgamma.given() || grads.dbeta.given()));
     mapped_backward(call, after(launch, arena.used()));
-    if (call.wants_params) reduce_parameters(r, grads);
+    if (over_tokens) leave_token_sums(args, r, grads.dk, launch);
+    if (call.wants_params && !over_tokens) reduce_parameters(r, grads);
     if (!focused) return;
     const int64_t ldk = round_up<T>(r.s.K), part = r.s.H * ldk;
     const int64_t first = args.q.size[0] * ((args.q.size[1] + kFocusedTokens - 1) / kFocusedTokens);
@@ -411,7 +506,8 @@ void features_decode_forward(const FeaturesDecodeArgs& args, const FeaturesDecod
     Arena arena(launch.workspace);
     const Work<T> r = cut<T>(arena, args, Pass::forward, launch.workers);
     load_parameters(args, r);
-    const FeatureSelf<T> self = self_of(r, false);
+    FeatureSelf<T> self = self_of(r, false);
+    self.exact = true;
     const bool focused = args.map == FeaturesMap::focused;
     if (focused) {
       focused_apply(r, args.q, r.phi_q, launch);

@@ -22,7 +22,10 @@ struct FeatureSelf {
   const T* bias = nullptr;   // [heads, ldn]
   const T* gamma = nullptr;  // [ldk]
   const T* beta = nullptr;
-  bool shared = false;  // the matrices serve all heads
+  bool shared = false;              // the matrices serve all heads
+  bool exact = false;               // decode: exponents of favor maps in double (see exact_row)
+  const T* token_tops = nullptr;    // efficient over tokens: [B, H, ldk], the largest key of a channel
+  const T* token_shares = nullptr;  // and 1 / sum_j exp(k_j - top)
 
   LINNET_INLINE int64_t ldk() const { return round_up<T>(s.K); }
   LINNET_INLINE int64_t ldn() const { return round_up<T>(n); }
@@ -180,6 +183,29 @@ LINNET_INLINE void favor_row(const FeatureSelf<T>& m, const T* p, T norm, T top,
     if (m.s.map == FeaturesMap::favor_hyp) X::store(e + M + c, exp(-a - X::broadcast(top) - less), M - c);
   }
 }
+// favor_row of one token in double. Its top may be far from the token's own exponents (decode takes it from the caller), and
+// exp magnifies what float would lose of 60 or 90; a state of M x V numbers is read beside these M x K products.
+template <class T>
+void exact_row(const FeatureSelf<T>& m, const MapRows& at, const T* x, T* e) {
+  const int M = static_cast<int>(m.s.M), K = static_cast<int>(m.s.K), signs = m.s.map == FeaturesMap::favor_hyp ? 2 : 1;
+  double norm = 0, top = at.key ? at.unit : -__builtin_inf();
+  for (int c = 0; c < K; ++c) norm += static_cast<double>(x[c]) * static_cast<double>(x[c]);
+  norm /= 2 * __builtin_sqrt(static_cast<double>(K));
+  const auto projected = [&](int r) {
+    double p = 0;
+    for (int c = 0; c < K; ++c) p += static_cast<double>(x[c]) * static_cast<double>(m.back[r * m.ldk() + c]);
+    return p;
+  };
+  for (int r = 0; !at.key && r < M; ++r) {
+    const double p = projected(r), high = signs == 2 ? __builtin_fabs(p) : p;
+    top = high > top || high != high ? high : top;
+  }
+  for (int r = 0; r < M; ++r) {
+    const double p = projected(r);
+    e[r] = static_cast<T>(__builtin_exp(p - norm - top));
+    if (signs == 2) e[M + r] = static_cast<T>(__builtin_exp(-p - norm - top));
+  }
+}
 template <class T>
 LINNET_INLINE T favor_top(const FeatureSelf<T>& m, const MapRows& at, const T* p) {
   if (at.key) return static_cast<T>(at.unit);
@@ -190,7 +216,7 @@ LINNET_INLINE T favor_top(const FeatureSelf<T>& m, const MapRows& at, const T* p
 template <class T>
 void features_tops(const void* self, const MapRows& at, const T* x, int64_t ldx, double* tops, T* scratch) {
   const FeatureSelf<T>& m = *static_cast<const FeatureSelf<T>*>(self);
-  if (m.s.map == FeaturesMap::exp) {
+  if (m.n == 0) {  // exp, efficient
     for (int r = 0; r < at.count; ++r) {
       tops[r] = top_of(x + r * ldx, static_cast<int>(m.s.K), static_cast<T>(m.s.temperature));
     }
@@ -237,6 +263,30 @@ LINNET_INLINE void rectify_both(const T* x, int K, T* r) {
   for (int c = 0; c < K; ++c) {
     r[c] = x[c] <= 0 ? T(0) : x[c];
     r[K + c] = x[c] >= 0 ? T(0) : -x[c];
+  }
+}
+
+// efficient: softmax over the channels of a query (times its factor under running maxima); of keys the softmax over tokens, or
+// exp less their top (bounded: the softmax at most 1, where rows of masked keys hold zeros that may lie far above its top).
+template <class T>
+LINNET_INLINE void efficient_row(const FeatureSelf<T>& m, const MapRows& at, int r, const T* x, T* f, bool bounded) {
+  using X = Vec<T>;
+  const int K = static_cast<int>(m.s.K);
+  if (m.running) f[K] = at.key ? 1 : 0;
+  if (!at.key) {
+    softmax_row(x, K, T(1), f);
+    if (at.tops == nullptr) return;
+    const typename X::V factor = X::broadcast(static_cast<T>(query_factor<T>(at, r)));
+    for (int c = 0; c < K; c += X::W) X::store(f + c, X::load(f + c, K - c) * factor, K - c);
+    return;
+  }
+  const T* top = m.s.over_tokens ? m.token_tops + (at.b * m.s.H + at.h) * m.ldk() : nullptr;
+  const T* share = m.token_shares + (at.b * m.s.H + at.h) * m.ldk();
+  const typename X::V unit = X::broadcast(static_cast<T>(at.unit));
+  for (int c = 0; c < K; c += X::W) {
+    const typename X::V a = X::load(x + c) - (top == nullptr ? unit : X::load(top + c)),
+                        e = exp(bounded && top != nullptr ? min(X::zero(), a) : a);
+    X::store(f + c, top == nullptr ? e : e * X::load(share + c), K - c);
   }
 }
 
@@ -300,7 +350,11 @@ void features_apply(const void* self, const MapRows& at, const T* x, int64_t ldx
         const int F = static_cast<int>(m.s.F);
         const T norm = dot_of(x, x, K) * power_of<T>(K, -0.5) / 2,
                 g = static_cast<T>(1 / __builtin_sqrt(static_cast<double>(F)));
-        favor_row(m, static_cast<const T*>(y), norm, favor_top(m, at, static_cast<const T*>(y)), f);
+        if (m.exact) {
+          exact_row(m, at, x, f);
+        } else {
+          favor_row(m, static_cast<const T*>(y), norm, favor_top(m, at, static_cast<const T*>(y)), f);
+        }
         const T more = static_cast<T>(m.running && at.key ? 0 : m.s.favor_eps);
         const T factor = at.key ? T(1) : static_cast<T>(query_factor<T>(at, r));
         V total = X::zero();
@@ -381,6 +435,7 @@ void features_apply(const void* self, const MapRows& at, const T* x, int64_t ldx
         pack(static_cast<const T*>(row), K, static_cast<T>(__builtin_sqrt(0.5)), T(1), f + 1 + K);
         break;
       }
+      case FeaturesMap::efficient: efficient_row(m, at, r, x, f, false); break;
       default: break;
     }
   }
@@ -603,6 +658,20 @@ void features_backward_rows(const void* self, const MapRows& at, const T* x, int
         }
         unpack(static_cast<const T*>(a), K, static_cast<T>(__builtin_sqrt(0.5)), T(1), static_cast<const T*>(df + 1 + K), da);
         for (int c = 0; c < K; c += X::W) X::store(dx + c, X::load(da + c) * root);
+        break;
+      }
+      case FeaturesMap::efficient: {
+        efficient_row(m, at, r, x, more, true);
+        V dot = X::zero();
+        for (int c = 0; !at.key && c < K; c += X::W) dot = fma(X::load(more + c, K - c), X::load(df + c, K - c), dot);
+        // A query's features sum to its factor, so that the mean of df under their softmax is dot over it.
+        const T factor = at.key || at.tops == nullptr ? T(1) : static_cast<T>(query_factor<T>(at, r));
+        const V mean = X::broadcast(factor == 0 ? T(0) : sum(dot) / factor);
+        for (int c = 0; c < K; c += X::W) {
+          const V d = X::load(more + c, K - c) * (X::load(df + c, K - c) - mean);
+          X::store(dx + c, d);
+          if (at.key && m.s.over_tokens && dparam != nullptr) X::store(dparam + c, X::load(dparam + c) + d);
+        }
         break;
       }
       default: break;

@@ -4,6 +4,13 @@
 
 def features(case):
     relu = torch.nn.functional.relu
+    tensors = case.random("B H T K"), case.random("B H S K"), case.random("B H S V")
+    if case.options["map"] == "efficient" and case.options["causal"] == "0":
+
+        def efficient(q, k, v):
+            return q.softmax(-1) @ (k.softmax(-2).transpose(-1, -2) @ v)
+
+        return "batched products", case.work(efficient, *tensors)
     phi = {
         "elu1": lambda x: torch.nn.functional.elu(x) + 1,
         "relu": relu,
@@ -16,4 +23,4 @@ def features(case):
         q, k = phi(q), phi(k).transpose(-1, -2)
         return (q @ (k @ v)) / (q @ k.sum(-1, keepdim=True) + 1e-6)
 
-    return "batched products", case.work(attend, case.random("B H T K"), case.random("B H S K"), case.random("B H S V"))
+    return "batched products", case.work(attend, *tensors)

@@ -24,13 +24,13 @@ class Map final : public RowMap {
   View w, b, proj, gamma, beta;
   double *y = nullptr, *dy = nullptr, *u = nullptr;                          // rows, [max(K, R, M)]
   double *dw = nullptr, *db = nullptr, *dgamma = nullptr, *dbeta = nullptr;  // sums, in the order of the tensors
+  double *levels = nullptr,
+         *dlevels = nullptr;  // efficient, not causal: [B, H, K], log sum_j exp(k_j), sum_j phi(k_j) dphi(k_j)
 
-  bool has_top() const override {
-    return s.map == FeaturesMap::exp || s.map == FeaturesMap::favor || s.map == FeaturesMap::favor_hyp;
-  }
+  bool has_top() const override { return s.has_top(); }
   double row_top(const RowPlace&, const double* x) const override {
     double top = -HUGE_VAL;
-    if (s.map == FeaturesMap::exp) {
+    if (s.map == FeaturesMap::exp || s.map == FeaturesMap::efficient) {
       for (int64_t c = 0; c < K; ++c) top = std::fmax(top, s.temperature * x[c]);
       return top;
     }
@@ -135,6 +135,14 @@ class Map final : public RowMap {
         pack(y, std::sqrt(0.5), 1, f + 1 + K);
         break;
       }
+      case FeaturesMap::efficient:
+        if (!at.key) {
+          softmax(K, x, 1, f);
+        } else {
+          for (int64_t c = 0; c < K; ++c) f[c] = std::exp(x[c] - level(at, c));
+        }
+        extend(at, 1, 0, f);
+        break;
     }
   }
 
@@ -268,10 +276,21 @@ class Map final : public RowMap {
         for (int64_t c = 0; c < K; ++c) dx[c] += root * dy[c];
         break;
       }
+      case FeaturesMap::efficient: {
+        double mean = 0;
+        apply(at, x, u);
+        for (int64_t c = 0; !at.key && c < K; ++c) mean += u[c] * df[c];
+        for (int64_t c = 0; c < K; ++c) {
+          dx[c] += u[c] * (df[c] - mean);
+          if (at.key && s.over_tokens) dlevels[(at.b * s.H + at.h) * K + c] += u[c] * df[c];
+        }
+        break;
+      }
     }
   }
 
  private:
+  double level(const RowPlace& at, int64_t c) const { return s.over_tokens ? levels[(at.b * s.H + at.h) * K + c] : at.top; }
   double length(const double* x) const {
     double square = 0;
     for (int64_t c = 0; c < K; ++c) square += x[c] * x[c];
@@ -451,14 +470,14 @@ View rows_like(Arena& arena, const View& x) {
 struct Work {
   FeaturesShape s;
   Focused focused;
-  View phi_q, phi_k, dphi_q, dphi_k;  // focused
-  double *y, *dy, *u, *dw, *db, *dgamma, *dbeta, *dscale;
+  View phi_q, phi_k, dphi_q, dphi_k;  // focused; efficient over tokens: dphi_k
+  double *y, *dy, *u, *dw, *db, *dgamma, *dbeta, *dscale, *levels, *dlevels;
 };
 template <class Args>
 Work cut(Arena& arena, const Args& args, bool backward) {
   Work r{};
   r.s = features_shape(args);
-  int64_t wide = 2 * r.s.K;
+  int64_t wide = 2 * r.s.K + 1;
   for (const int64_t n : {2 * r.s.R, 2 * r.s.M}) wide = n > wide ? n : wide;
   for (double** row : {&r.y, &r.dy, &r.u}) *row = arena.take<double>(wide);
   if (backward) {
@@ -466,6 +485,10 @@ Work cut(Arena& arena, const Args& args, bool backward) {
     r.db = arena.take<double>(args.b.elements());
     for (double** row : {&r.dgamma, &r.dbeta}) *row = arena.take<double>(r.s.K);
     r.dscale = arena.take<double>(r.s.H * r.s.K);
+  }
+  if (r.s.over_tokens) {
+    for (double** row : {&r.levels, &r.dlevels}) *row = arena.take<double>(r.s.B * r.s.H * r.s.K);
+    if (backward) r.dphi_k = rows_like(arena, args.k);
   }
   if (args.map != FeaturesMap::focused) return r;
   r.focused = {r.s.H, r.s.K, r.s.power, args.scale, nullptr, nullptr, nullptr};
@@ -493,6 +516,8 @@ Map map_of(const Args& args, const Work& r, bool running) {
   map.db = r.db;
   map.dgamma = r.dgamma;
   map.dbeta = r.dbeta;
+  map.levels = r.levels;
+  map.dlevels = r.dlevels;
   return map;
 }
 MappedCall call_of(const FeaturesArgs& args, const FeaturesOut& out, const Work& r) {
@@ -514,6 +539,37 @@ MappedCall call_of(const FeaturesArgs& args, const FeaturesOut& out, const Work&
   call.key_top = args.key_tops;
   return call;
 }
+// levels[b, h, c] = log sum_j exp(k_jc) over the keys that take part
+void find_levels(const FeaturesArgs& args, const Work& r) {
+  if (!r.s.over_tokens) return;
+  for (int64_t i = 0; i < r.s.B * r.s.H * r.s.K; ++i) {
+    const int64_t b = i / (r.s.H * r.s.K), h = i / r.s.K % r.s.H, c = i % r.s.K;
+    double top = -HUGE_VAL, sum = 0;
+    for (const bool sums : {false, true}) {
+      for (int64_t j = 0; j < args.k.size[1]; ++j) {
+        if (!takes_part(args.key_mask, b, j)) continue;
+        const double x = get(args.k, b, j, h, c);
+        if (sums) {
+          sum += std::exp(x - top);
+        } else {
+          top = std::fmax(top, x);
+        }
+      }
+    }
+    r.levels[i] = sum == 0 ? 0 : top + std::log(sum);
+  }
+}
+// dk = phi(k) (dphi(k) - sum_j phi(k_j) dphi(k_j)): the first term stands in dphi_k, the sum in dlevels
+void leave_levels(const FeaturesArgs& args, const Work& r, const View& dk) {
+  for (int64_t i = 0; dk.given() && i < args.k.elements(); ++i) {
+    const int64_t c = i % r.s.K, h = i / r.s.K % r.s.H, j = i / r.s.K / r.s.H % args.k.size[1],
+                  b = i / r.s.K / r.s.H / args.k.size[1];
+    const int64_t at = (b * r.s.H + h) * r.s.K + c;
+    const bool part = takes_part(args.key_mask, b, j);
+    put(dk, part ? get(r.dphi_k, b, j, h, c) - std::exp(get(args.k, b, j, h, c) - r.levels[at]) * r.dlevels[at] : 0, b, j, h,
+        c);
+  }
+}
 void put_all(const View& view, const double* from) {
   if (!view.given()) return;
   for (int64_t i = 0; i < view.elements(); ++i) {
@@ -532,6 +588,7 @@ void features_forward(const FeaturesArgs& args, const FeaturesOut& out, const La
   Arena arena(launch.workspace);
   const Work r = cut(arena, args, false);
   Map map = map_of(args, r, features_running(args));
+  find_levels(args, r);
   if (args.map == FeaturesMap::focused) {
     r.focused.apply(args.q, r.phi_q);
     r.focused.apply(args.k, r.phi_k);
@@ -547,6 +604,8 @@ void features_backward(const FeaturesArgs& args, const FeaturesOut& out, const F
   for (int64_t i = 0; i < r.s.K; ++i) r.dgamma[i] = r.dbeta[i] = 0;
   for (int64_t i = 0; i < r.s.H * r.s.K; ++i) r.dscale[i] = 0;
   Map map = map_of(args, r, features_running(args));
+  find_levels(args, r);
+  for (int64_t i = 0; r.s.over_tokens && i < r.s.B * r.s.H * r.s.K; ++i) r.dlevels[i] = 0;
   const bool focused = args.map == FeaturesMap::focused;
   if (focused) {
     r.focused.apply(args.q, r.phi_q);
@@ -555,13 +614,14 @@ void features_backward(const FeaturesArgs& args, const FeaturesOut& out, const F
   MappedCall call = call_of(args, out, r);
   call.dout = grads.dout;
   call.dq = focused ? r.dphi_q : grads.dq;
-  call.dk = focused ? r.dphi_k : grads.dk;
+  call.dk = focused || r.s.over_tokens ? r.dphi_k : grads.dk;
   call.dv = grads.dv;
   mapped_backward(call, map, cut_mapped(arena, map, call));
   if (focused) {
     r.focused.backward(args.q, View(), r.dphi_q, grads.dq, r.dscale);
     r.focused.backward(args.k, args.key_mask, r.dphi_k, grads.dk, r.dscale);
   }
+  if (r.s.over_tokens) leave_levels(args, r, grads.dk);
   put_all(grads.dw, r.dw);
   put_all(grads.db, r.db);
   put_all(grads.dgamma, r.dgamma);

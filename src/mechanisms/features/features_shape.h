@@ -15,13 +15,18 @@ struct FeaturesShape {
   double eps;
   double temperature, power, favor_eps;
   int64_t nu;
-  double length;  // cosformer: M
+  double length;     // cosformer: M
+  bool over_tokens;  // efficient, not causal: the softmax of keys runs over the tokens
 
-  LINNET_INLINE bool projects() const { return R > 0; }
+  // Exponents of keys are taken less their top.
+  LINNET_INLINE bool has_top() const {
+    return map == FeaturesMap::exp || map == FeaturesMap::favor || map == FeaturesMap::favor_hyp ||
+           (map == FeaturesMap::efficient && !over_tokens);
+  }
 };
 
 template <class Args>
-LINNET_INLINE FeaturesShape features_shape(const Args& args, int64_t longest) {
+LINNET_INLINE FeaturesShape features_shape(const Args& args, int64_t longest, bool causal) {
   FeaturesShape s;
   s.map = args.map;
   s.B = args.q.size[0];
@@ -37,6 +42,7 @@ LINNET_INLINE FeaturesShape features_shape(const Args& args, int64_t longest) {
   s.normalizer = Normalizer::add;
   s.eps = 1e-6;
   s.F = s.K;
+  s.over_tokens = s.map == FeaturesMap::efficient && !causal;
   switch (s.map) {
     case FeaturesMap::identity:
     case FeaturesMap::cosine: s.normalizer = Normalizer::none; break;
@@ -66,6 +72,10 @@ LINNET_INLINE FeaturesShape features_shape(const Args& args, int64_t longest) {
       s.F = 1 + s.K + s.K * (s.K + 1) / 2;
       s.eps = 1e-12;
       break;
+    case FeaturesMap::efficient:
+      s.temperature = 1;
+      if (s.over_tokens) s.normalizer = Normalizer::none;
+      break;
     default: break;
   }
   if (args.normalizer != Normalizer::standard) s.normalizer = args.normalizer;
@@ -73,13 +83,12 @@ LINNET_INLINE FeaturesShape features_shape(const Args& args, int64_t longest) {
   return s;
 }
 LINNET_INLINE FeaturesShape features_shape(const FeaturesArgs& args) {
-  return features_shape(args, args.q.size[1] > args.k.size[1] ? args.q.size[1] : args.k.size[1]);
+  return features_shape(args, args.q.size[1] > args.k.size[1] ? args.q.size[1] : args.k.size[1], args.causal);
 }
-LINNET_INLINE FeaturesShape features_shape(const FeaturesDecodeArgs& args) { return features_shape(args, 1); }
+LINNET_INLINE FeaturesShape features_shape(const FeaturesDecodeArgs& args) { return features_shape(args, 1, true); }
 
 LINNET_INLINE bool features_running(const FeaturesArgs& args) {
-  const bool top = args.map == FeaturesMap::exp || args.map == FeaturesMap::favor || args.map == FeaturesMap::favor_hyp;
-  return top && args.causal && args.key_top == KeyTop::running;
+  return args.causal && args.key_top == KeyTop::running && features_shape(args).has_top();
 }
 
 inline constexpr double kHedgehogFloor = 1e-12, kFavorReluFloor = 1e-3, kFocusedFloor = 1e-6, kRebasedEps = 1e-5;

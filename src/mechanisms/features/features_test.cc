@@ -48,6 +48,12 @@ TEST(Features, AgreesWithTheReference) {
   lines.push_back("features B=1 T=40 S=40 H=2 K=9 V=7 causal=1 with=w,b other=w,b map=hedgehog_joint pass=bwd");
   lines.push_back("features B=1 T=40 S=40 H=2 K=9 V=7 causal=1 with=gamma,beta map=rebased pass=bwd");
   lines.push_back("features B=2 T=70 S=70 H=2 K=9 V=7 with=scale,key_mask map=focused pass=bwd");
+  for (const char* rest : {"T=45 S=45", "T=45 S=30 normalizer=add", "T=45 S=45 causal=1", "T=45 S=45 causal=1 key_top=running",
+                           "T=0 S=0", "T=1 S=1", "T=1 S=1 causal=1", "T=20 S=600 threads=3"}) {
+    lines.push_back("features B=2 H=2 K=9 V=7 with=key_mask values=mixed,garbage map=efficient pass=bwd " + std::string(rest));
+  }
+  lines.push_back("features B=1 T=20 S=20 H=2 K=8 V=5 map=efficient causal=1 key_top=given with=key_tops pass=bwd");
+  lines.push_back("features_decode B=2 T=3 H=2 K=8 V=12 map=efficient with=key_tops");
   check::expect_agreement(lines);
 }
 
@@ -86,9 +92,28 @@ TEST(Features, Relations) {
   EXPECT_LT(rms_error(tokens(mean, 0, 1), tokens(mean, 9, 10)), 1e-14);
   // taylor is taylor_exact.
   EXPECT_LT(rms_error(run("taylor"), out_of("taylor_exact", x)), 1e-13);
+  // efficient: means by channel of the values, mixed by the query's softmax. Causal, it is exp up to eps.
+  EXPECT_LT(rms_error(out_of("features", same, {{"map", "efficient"}}), same.at("v")), 1e-14);
+  const Options causal = {{"causal", "1"}, {"eps", "0"}};
+  EXPECT_LT(rms_error(run("efficient", causal), run("exp", causal)), 1e-13);
+  Tensors far = x;  // a common part of the values, and of each channel of the keys, changes nothing else
+  for (int64_t i = 0; i < far.at("k").count(); ++i) far.at("k").set(i, far.at("k").get(i) + 1e3 * static_cast<double>(i % 6));
+  EXPECT_LT(rms_error(out_of("features", far, {{"map", "efficient"}}), run("efficient")), 1e-12);
   // elu1 is linear's; the last causal row sees what all rows of the other form see.
   EXPECT_LT(rms_error(run("elu1", {{"causal", "1"}}), out_of("linear", x, {{"map", "elu1"}, {"normalize", "1"}})), 1e-12);
   EXPECT_LT(rms_error(tokens(run("relu2", {{"causal", "1"}}), 29, 30), tokens(run("relu2"), 29, 30)), 1e-13);
+}
+
+TEST(Features, EfficientByDifferences) {
+  Tensors x = attention(7, 4);
+  x.emplace("key_mask", constant({1, 7}, 1, Dtype::u8));
+  x.at("key_mask").set(2, 0);
+  for (const char* causal : {"0", "1"}) {
+    for (const char* normalizer : {"standard", "max"}) {
+      check::expect_gradients("features", {{"map", "efficient"}, {"causal", causal}, {"normalizer", normalizer}, {"eps", "0"}},
+                              x, "out");
+    }
+  }
 }
 
 // Running maxima make the causal result independent of later keys; the global maximum does not.

@@ -61,8 +61,11 @@ struct MappedCall {
   Normalizer normalizer = Normalizer::add;
   double eps = 0;
   bool causal = false, centred = false;
+  bool forward_mean = false;  // the forward takes v0 off too: equal values then come back to the last digit
+  bool shares = false;  // each feature of the keys sums to 1 over them: a common part of the values has no gradient, whatever
+                        // the normaliser
   KeyTop rule = KeyTop::global;  // of maps with `tops`; running: causal calls alone
-  View key_tops;                 // [B, H] of T, rule given
+  View key_tops;                 // [B, H], rule given
   bool wants_params = false;
   T* dparam = nullptr;        // [2 (queries, keys), B, H, params]: filled with the gradient per batch row and head
   bool queries_only = false;  // backward: only the walk over queries (dq and its dparam)
@@ -85,7 +88,7 @@ struct MappedDecode {
   Normalizer normalizer = Normalizer::add;
   double eps = 0;
   int64_t first = 0;  // the position of the first token
-  View key_tops;      // [B, H] of T, or absent
+  View key_tops;      // [B, H], or absent
 };
 template <class T>
 int64_t mapped_decode_bytes(const MappedDecode<T>& call, int workers);

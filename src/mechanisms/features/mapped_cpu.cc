@@ -80,6 +80,9 @@ LINNET_INLINE bool finite_rows(const T* src, int64_t ld, int rows, int cols) {
   return !any(is_nan(watch));
 }
 
+LINNET_INLINE double given_top(const View& tops, int64_t b, int64_t h) {  // f32, also where T is double
+  return load_f64(tops.data, tops.dtype, b * tops.stride[0] + h * tops.stride[1]);
+}
 template <class T>
 LINNET_INLINE void zero_row(T* row, int64_t n) {
   for (int64_t c = 0; c < n; ++c) row[c] = 0;
@@ -637,9 +640,9 @@ Chunk<T> chunk_of(const Plan<T>& plan, int worker, const Mapped<T>& source, T** 
 }
 
 // v0 and k0: means of the first chunk of keys that take part; of all keys for k0 and v0 of a centred call that is not causal,
-// where they leave nothing to cancel. 0 where they would not be finite, and in a forward that is not centred: its weighted
-// means cancel nothing. Sums in double: the means over all keys are results of a centred forward, and may be small beside the
-// keys.
+// where they leave nothing to cancel. 0 where they would not be finite, and in a forward that is not centred (unless it is
+// asked for): its weighted means cancel nothing. Sums in double: the means over all keys are results of a centred forward, and
+// may be small beside the keys.
 template <class T>
 void take_means(const Plan<T>& plan, bool backward, const Launch& launch) {
   const MappedCall<T>& call = plan.call;
@@ -652,7 +655,7 @@ void take_means(const Plan<T>& plan, bool backward, const Launch& launch) {
     T* k0 = call.centred ? plan.k0 + task * source.ldf() : nullptr;
     for (int64_t c = 0; c < source.ldv(); ++c) v0[c] = 0;
     for (int64_t c = 0; call.centred && c < source.ldf(); ++c) k0[c] = 0;
-    if (!call.centred && (call.normalizer == Normalizer::none || !backward)) return;
+    if (!call.centred && ((call.normalizer == Normalizer::none && !call.shares) || (!backward && !call.forward_mean))) return;
     const Mapped<T> biggest = plan.source(plan.jobs[0].wanted   ? plan.jobs[0].kind
                                           : plan.jobs[1].wanted ? Kind::key
                                                                 : Kind::value);
@@ -706,7 +709,7 @@ void take_tops(const Plan<T>& plan, const Launch& launch) {
     source.head0 = task % plan.H();
     const auto s = source.spare(chunk);
     if (call.rule == KeyTop::given) {
-      plan.tops[task] = static_cast<double>(*call.key_tops.template at<const T>(source.b, source.head0));
+      plan.tops[task] = given_top(call.key_tops, source.b, source.head0);
       return;
     }
     double top = -__builtin_inf();
@@ -837,7 +840,7 @@ void mapped_units(const RowMap<T>& map, const View& k, const View& key_mask, con
   parallel(launch, k.size[0] * H, [&](int64_t task, int worker) {
     const int64_t b = task / H, h = task % H;
     if (key_tops.given()) {
-      units[task] = static_cast<double>(*key_tops.template at<const T>(b, h));
+      units[task] = given_top(key_tops, b, h);
       return;
     }
     Arena arena(launch.workspace + worker * each);
@@ -899,7 +902,7 @@ void mapped_decode(const MappedDecode<T>& call, const Launch& launch) {
       load_rows<T>(view, b * view.stride[0] + t * view.stride[1] + h * view.stride[2], 0, 1, cols, to, round_up<T>(cols));
     };
     T* z = call.z.template at<T>(b, h);
-    const double unit = call.key_tops.given() ? static_cast<double>(*call.key_tops.template at<const T>(b, h)) : 0;
+    const double unit = call.key_tops.given() ? given_top(call.key_tops, b, h) : 0;
     for (int64_t t = 0; t < call.q.size[1]; ++t) {
       rows(call.k, t, K, s.x);
       call.map.apply(call.map.self, {b, h, call.first + t, 1, true, 1, unit}, s.x, round_up<T>(K), s.k, round_up<T>(F),

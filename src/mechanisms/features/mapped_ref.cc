@@ -153,7 +153,7 @@ void mapped_forward(const MappedCall& call, RowMap& map, const MappedScratch& s)
     for (int64_t h = 0; h < call.q.size[2]; ++h) {
       const Head head{call, map, s, b, h};
       double unit = kMinusInfinity;
-      head.find_v0(false);
+      head.find_v0(call.forward_mean);
       head.find_tops();
       head.clear();
       for (int64_t j = 0; !call.causal && j < call.k.size[1]; ++j) head.absorb(j, &unit);

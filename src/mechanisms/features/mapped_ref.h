@@ -33,6 +33,7 @@ struct MappedCall {
   Normalizer normalizer = Normalizer::add;
   double eps = 0;
   bool causal = false;
+  bool forward_mean = false;     // the forward takes v0 off too: equal values then come back to the last digit
   KeyTop rule = KeyTop::global;  // running: the map's last feature is 1 for every key, and the others are scaled
   View key_top;
 };

@@ -425,6 +425,7 @@ void taylor_qt_layer_backward(const TaylorQtArgs& args, const TaylorQtOut&, cons
   MappedCall<double> call = call_of<double>(args, self, params);
   call.out = View::dense(qt.rows, Dtype::f64, args.q.size, 4);
   call.den = View::dense(qt.den, Dtype::f64, args.q.size, 3);
+  call.forward_mean = true;  // gradients of q and k are differences G.v - G.out
   const Launch rest = after(launch, arena.used());
   mapped_forward(call, rest);
   call.dout = grads.dout;

@@ -303,6 +303,7 @@ void taylor_qt_layer_backward(const TaylorQtArgs& args, const TaylorQtOut&, cons
   call.causal = args.causal;
   call.out = qt.rows;
   call.den = qt.den;
+  call.forward_mean = true;
   mapped_forward(call, map, qt.s);
   set_grads(&call, grads);
   call.dv = View();
