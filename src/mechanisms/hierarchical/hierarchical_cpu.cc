@@ -130,8 +130,8 @@ double flat_normaliser(const HierarchicalHead<T>& head, const HierarchicalScratc
     gemm<T>(n, 1, static_cast<int>(s.K), as_is(x.kv, s.ldk), x.qt, kLanes, x.strip[0], kLanes, Store{});
     for (int64_t j = j0; j < j0 + n; ++j) {
       if (head.n[j] == 0 || (j == i && !head.args->include_self)) continue;
-      double logit = static_cast<double>(x.strip[0][(j - j0) * kLanes]);
-      if (s.E > 0) {  // positions of the ancestors below the lowest common one
+      T product = x.strip[0][(j - j0) * kLanes];
+      if (s.E > 0) {  // positions of the ancestors below the lowest common one: the product of a family goes on like this
         int64_t path = i, other = j;
         while (i != j && tree.parent[path] != tree.parent[other]) {
           int64_t& lower = tree.parent[path] < tree.parent[other] ? path : other;
@@ -139,8 +139,9 @@ double flat_normaliser(const HierarchicalHead<T>& head, const HierarchicalScratc
         }
         head.gather_pos(&path, 1, x.rows, s.lda);
         head.gather_pos(&other, 1, x.qrow, s.lda);
-        logit += static_cast<double>(dot_rows(x.rows, x.qrow, static_cast<int>(s.E))) * kLog2e<double>;
+        for (int64_t c = 0; c < s.E; ++c) product = x.qrow[c] * (x.rows[c] * kLog2e<T>)+product;
       }
+      const double logit = static_cast<double>(product);
       if (logit > top) {
         total = total * __builtin_exp2(top - logit) + 1;
         top = logit;

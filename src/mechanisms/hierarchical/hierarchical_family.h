@@ -120,6 +120,7 @@ struct HierarchicalScratch {
   T* strip[2];     // [rows, 64]
   T* acc;          // backward: [rows, lda + ldv]
   T* bias;         // [rows]
+  double* logit;   // [rows]: prefix
   T* line[8];      // [64]
   int64_t* nodes;  // [rows]
   HierarchicalScratch(Arena& arena, const HierarchicalShape<T>& shape, int64_t longest, bool backward) : s(shape) {
@@ -131,6 +132,7 @@ struct HierarchicalScratch {
     for (int i = 0; i < 2; ++i) strip[i] = arena.take<T>(i == 0 || backward ? longest * kLanes : 0);
     acc = arena.take<T>(backward ? longest * wide : 0);
     bias = arena.take<T>(longest);
+    logit = arena.take<double>(longest);
     for (T*& x : line) x = arena.take<T>(kLanes);
     nodes = arena.take<int64_t>(longest);
   }

@@ -17,7 +17,7 @@ struct PrefixWork {
   double *sum_q, *sum_dq;  // [levels, ldk]: queries of the open nodes so far; backward: gradients from later tokens
   double *sum_g, *seen;    // [levels]: n Lambda of finished children; tokens so far
   T *mass, *r, *dm;        // [levels]
-  T *g, *lambda;           // [T or 1, levels]
+  double *g, *lambda;      // [T or 1, levels]: as large as logits, and only their differences count
   int* segment;            // [levels + 1]: where the siblings of each l begin in the list
   double* sum_w;           // backward: [N]
   T *dkv, *dpos;           // backward: [N, ldk + ldv], [N, lde]
@@ -27,7 +27,7 @@ struct PrefixWork {
     sum_q = arena.take<double>(levels * s.ldk), sum_dq = arena.take<double>(backward ? levels * s.ldk : 0);
     sum_g = arena.take<double>(levels), seen = arena.take<double>(levels);
     mass = arena.take<T>(levels), r = arena.take<T>(levels), dm = arena.take<T>(levels);
-    g = arena.take<T>((backward ? s.T_ : 1) * levels), lambda = arena.take<T>((backward ? s.T_ : 1) * levels);
+    g = arena.take<double>((backward ? s.T_ : 1) * levels), lambda = arena.take<double>((backward ? s.T_ : 1) * levels);
     segment = arena.take<int>(levels + 1);
     sum_w = arena.take<double>(backward ? s.N : 0);
     dkv = arena.take<T>(backward ? s.N * (s.ldk + s.ldv) : 0);
@@ -69,58 +69,76 @@ void prefix_query(const HierarchicalHead<T>& head, const HierarchicalScratch<T>&
   for (int64_t c = s.ldk; c < s.lda; ++c) x.rows[c] *= kLog2e<T>;
 }
 
-// Logits of level l's siblings in `logits`.
+// The product of the query in x.rows and key i of the list; lanes are added in double, a logit of 100 is not rounded.
 template <class T>
-void prefix_logits(const HierarchicalScratch<T>& x, const PrefixWork<T>& w, int64_t l, T* logits) {
-  const int64_t wide = x.s.lda + x.s.ldv;
+double prefix_logit(const HierarchicalScratch<T>& x, int i) {
+  using X = Vec<T>;
+  const T* const key = x.kv + i * (x.s.lda + x.s.ldv);
   const int depth = static_cast<int>(x.s.depth);
-  for (int i = w.segment[l]; i < w.segment[l + 1]; ++i) logits[i] = dot_rows(x.rows, x.kv + i * wide, depth) - x.bias[i];
+  typename X::V total = X::zero();
+  for (int c = 0; c < depth; c += X::W) total = fma(X::load(x.rows + c, depth - c), X::load(key + c, depth - c), total);
+  T lanes[X::W];
+  X::store(lanes, total);
+  double sum = 0;
+  for (const T lane : lanes) sum += static_cast<double>(lane);
+  return sum;
+}
+// Logits of level l's siblings.
+template <class T>
+void prefix_logits(const HierarchicalScratch<T>& x, const PrefixWork<T>& w, int64_t l) {
+  for (int i = w.segment[l]; i < w.segment[l + 1]; ++i) x.logit[i] = prefix_logit(x, i) - static_cast<double>(x.bias[i]);
 }
 
-// log2 of sum_i 2^logit and 2^g; an exponential per lane.
+// 2^(logit - shift) of n logits; an exponential per lane.
 template <class T>
-T prefix_normaliser(const T* logits, int n, T g) {
+void prefix_exponentials(const double* logits, int n, double shift, T factor, T* to) {
   using X = Vec<T>;
-  T top = g;
-  for (int i = 0; i < n; ++i) top = logits[i] > top || logits[i] != logits[i] ? logits[i] : top;
-  typename X::V total = X::zero();
   for (int i = 0; i < n; i += X::W) {
-    const typename X::V p = exp2_nonpositive(X::load(logits + i, n - i) - X::broadcast(top));
-    total = total + select(X::prefix(n - i), p, X::zero());
+    T difference[X::W];
+    for (int j = 0; j < X::W; ++j) difference[j] = i + j < n ? static_cast<T>(logits[i + j] - shift) : T(0);
+    X::store(to + i, exp2_nonpositive(X::load(difference)) * factor, n - i);
   }
+}
+// log2 of sum_i 2^logit and 2^g; `spare` holds n numbers.
+template <class T>
+double prefix_normaliser(const double* logits, int n, double g, T* spare) {
+  using X = Vec<T>;
+  double top = g;
+  for (int i = 0; i < n; ++i) top = logits[i] > top || logits[i] != logits[i] ? logits[i] : top;
+  prefix_exponentials(logits, n, top, T(1), spare);
   T one[X::W];
-  X::store(one, exp2_nonpositive(X::broadcast(g - top)));
-  X::store(one, log2_of<T>(X::broadcast(one[0] + sum(total))));
-  return top + one[0];
+  X::store(one, exp2_nonpositive(X::broadcast(static_cast<T>(g - top))));
+  T total = one[0];
+  for (int i = 0; i < n; ++i) total += spare[i];
+  X::store(one, log2_of<T>(X::broadcast(total)));
+  return top + static_cast<double>(one[0]);
 }
 template <class T>
-T prefix_exp2(T x) {
+T prefix_exp2(double x) {
   T one[Vec<T>::W];
-  Vec<T>::store(one, exp2_nonpositive(Vec<T>::broadcast(x)));
+  Vec<T>::store(one, exp2_nonpositive(Vec<T>::broadcast(static_cast<T>(x))));
   return one[0];
 }
 
-// Logits of the list (in strip 0), g and Lambda of every level, masses. Sums of the open nodes include token i.
+// Logits of the list, g and Lambda of every level, masses. Sums of the open nodes include token i.
 template <class T>
-void prefix_up(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const PrefixWork<T>& w, int64_t root, T* g,
-               T* lambda, bool known) {
-  const auto& s = x.s;
-  T* const logits = x.strip[0];
+void prefix_up(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const PrefixWork<T>& w, int64_t root,
+               double* g, double* lambda, bool known) {
   const int own = w.segment[root];
   for (int64_t l = 0; l < root; ++l) {
     const int64_t d = root - l;
     if (l == 0 || w.segment[l + 1] > w.segment[l]) prefix_query(head, x, w, l, d);
     if (l == 0) {
-      logits[own] = dot_rows(x.rows, x.kv + own * (s.lda + s.ldv), static_cast<int>(s.depth));
-      if (!known) g[0] = logits[own];
+      x.logit[own] = prefix_logit(x, own);
+      if (!known) g[0] = x.logit[own];
     }
-    prefix_logits(x, w, l, logits);
+    prefix_logits(x, w, l);
     if (known) continue;
-    lambda[l] = prefix_normaliser(logits + w.segment[l], w.segment[l + 1] - w.segment[l], g[l]);
-    g[l + 1] = static_cast<T>((w.sum_g[d - 1] + w.seen[d] * static_cast<double>(lambda[l])) / w.seen[d - 1]);
+    lambda[l] = prefix_normaliser(x.logit + w.segment[l], w.segment[l + 1] - w.segment[l], g[l], x.strip[0]);
+    g[l + 1] = (w.sum_g[d - 1] + w.seen[d] * lambda[l]) / w.seen[d - 1];
   }
   w.mass[root] = 1;
-  for (int64_t l = root - 1; l >= 0; --l) w.mass[l] = w.mass[l + 1] * prefix_exp2(g[l] - lambda[l]);
+  for (int64_t l = root - 1; l >= 0; --l) w.mass[l] = w.mass[l + 1] * prefix_exp2<T>(g[l] - lambda[l]);
 }
 
 // Adds token i to the open nodes; nodes that begin here start from nothing.
@@ -189,22 +207,19 @@ double prefix_forward(const HierarchicalHead<T>& head, const HierarchicalScratch
     T* const row = x.rows;
     if (head.n[i] != 0) {
       const int64_t root = prefix_list(head, x, w, i), cell = w.kept ? i * w.levels : 0;
-      T *const g = w.g + cell, *const lambda = w.lambda + cell, *const p = x.strip[0];
+      double *const g = w.g + cell, *const lambda = w.lambda + cell;
+      T* const p = x.strip[0];
       prefix_enter(x, w, root);
       prefix_up(head, x, w, root, g, lambda, false);
       for (int64_t l = 0; l < root; ++l) {  // nodes that end here are final for their siblings
         const int64_t d = root - l;
-        if (w.seen[d] == static_cast<double>(head.n[w.path[l]])) w.sum_g[d - 1] += w.seen[d] * static_cast<double>(lambda[l]);
+        if (w.seen[d] == static_cast<double>(head.n[w.path[l]])) w.sum_g[d - 1] += w.seen[d] * lambda[l];
       }
-      energy = static_cast<double>(g[root]) * kLn2<double>;
+      energy = g[root] * kLn2<double>;
       if (!out.given()) continue;
-      using X = Vec<T>;
       for (int64_t l = 0; l < root; ++l) {
         const int begin = w.segment[l], n = w.segment[l + 1] - begin;
-        for (int at = 0; at < n; at += X::W) {
-          const auto weight = exp2_nonpositive(X::load(p + begin + at, n - at) - X::broadcast(lambda[l])) * w.mass[l + 1];
-          X::store(p + begin + at, weight, n - at);
-        }
+        prefix_exponentials(x.logit + begin, n, lambda[l], w.mass[l + 1], p + begin);
       }
       p[w.segment[root]] = w.mass[0];
       while (next < sampled && next * tree.T / sampled < i) ++next;
@@ -255,11 +270,11 @@ void prefix_backward(const HierarchicalHead<T>& head, const HierarchicalScratch<
       continue;
     }
     const int64_t root = prefix_list(head, x, w, i), cell = i * w.levels;
-    const T *const g = w.g + cell, *const lambda = w.lambda + cell;
+    double *const g = w.g + cell, *const lambda = w.lambda + cell;
     T *const p = x.strip[0], *const t = x.strip[1];
     const int own = w.segment[root];
     prefix_enter_back(head, x, w, root);
-    prefix_up(head, x, w, root, const_cast<T*>(g), const_cast<T*>(lambda), true);
+    prefix_up(head, x, w, root, g, lambda, true);
     if (grads.dout.given()) {
       head.gather(grads.dout, static_cast<const T*>(nullptr), 0, &i, 1, dout, s.ldv);
     } else {
@@ -268,11 +283,10 @@ void prefix_backward(const HierarchicalHead<T>& head, const HierarchicalScratch<
     for (int at = 0; at <= own; ++at) t[at] = dot_rows(dout, x.kv + at * wide + s.lda, V);
     w.dm[0] = t[own];
     for (int64_t l = 0; l < root; ++l) {
-      w.r[l] = prefix_exp2(g[l] - lambda[l]) * w.dm[l];
-      for (int at = w.segment[l]; at < w.segment[l + 1]; ++at) {
-        p[at] = prefix_exp2(p[at] - lambda[l]);
-        w.r[l] += p[at] * t[at];
-      }
+      const int begin = w.segment[l], n = w.segment[l + 1] - begin;
+      prefix_exponentials(x.logit + begin, n, lambda[l], T(1), p + begin);
+      w.r[l] = prefix_exp2<T>(g[l] - lambda[l]) * w.dm[l];
+      for (int at = begin; at < begin + n; ++at) w.r[l] += p[at] * t[at];
       w.dm[l + 1] = w.r[l];
     }
     double dg = last ? denergy : 0;
@@ -303,7 +317,7 @@ void prefix_backward(const HierarchicalHead<T>& head, const HierarchicalScratch<
         }
         for (int64_t q = 0; q < s.ldk; ++q) later[q] += static_cast<double>(x.rows[q] * scale) / w.seen[d];
       }
-      const T mu = prefix_exp2(g[l] - lambda[l]);
+      const T mu = prefix_exp2<T>(g[l] - lambda[l]);
       dg = static_cast<double>(mu) * (static_cast<double>(w.mass[l + 1] * w.dm[l]) + e);
       for (int64_t q = 0; q < s.ldk; ++q) dquery[q] += static_cast<T>(later[q]);
     }

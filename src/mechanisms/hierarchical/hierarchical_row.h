@@ -69,7 +69,7 @@ int64_t row_lanes(const HierarchicalHead<T>& head, int64_t A, int64_t from, int6
   return from;
 }
 
-// Weights of the lanes in strip 0 (not yet divided), line[0] the log-normaliser in base 2, line[1] 1 / sum.
+// Weights of the lanes in strip 0 (not yet divided), line[0] + line[5] the log-normaliser in base 2, line[1] 1 / sum.
 template <class T>
 void row_weights(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, int n, int upper, const int64_t* nodes,
                  const int64_t* slots, int lanes) {
@@ -82,7 +82,7 @@ void row_weights(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& 
   strip_softmax<T>(x.strip[0], n, lanes, x.bias, head.args->causal ? limit : nullptr, nullptr, x.line[0], x.line[1], nullptr);
   for (int v = 0; v < lanes; v += X::W) {
     const typename X::V l = X::load(x.line[1] + v);
-    X::store(x.line[0] + v, X::load(x.line[0] + v) + log2_of<T>(l));
+    X::store(x.line[5] + v, log2_of<T>(l));
     X::store(x.line[1] + v, select(eq(l, X::zero()), X::zero(), X::broadcast(1) / l));
   }
 }
@@ -105,8 +105,8 @@ double row_forward(const HierarchicalHead<T>& head, const HierarchicalScratch<T>
     }
     store_children(head, out, static_cast<T*>(nullptr), 0, nodes, lanes, x.rows, s.ldv, V);
     for (int i = 0; i < lanes; ++i) {
-      if (head.n[nodes[i]] == 0 || x.line[0][i] == -kInfinity<T>) continue;
-      sum += static_cast<double>(x.line[0][i]) * kLn2<double>;
+      if (head.n[nodes[i]] == 0 || x.line[5][i] == -kInfinity<T>) continue;
+      sum += (static_cast<double>(x.line[0][i]) + static_cast<double>(x.line[5][i])) * kLn2<double>;
       *count += 1;
     }
   }

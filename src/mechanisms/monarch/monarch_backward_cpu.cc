@@ -181,16 +181,20 @@ void slot_between(const MonarchUnit<T>& u, const MonarchUnit<T>& next, const Pas
     gemm<T>(P, lanes, K, as_is(dmean, u.ldk), s.dt, kLanes, s.strip[2], kLanes, Store{});
     for (int v = 0; v < lanes; v += X::W) {
       const V shift = X::load(lse + v);
-      V total = X::zero();
+      V total = X::zero(), whole = X::zero();
       for (int p = 0; p < P; ++p) {
         const int64_t at = static_cast<int64_t>(p) * kLanes + v;
         const V logit = X::load(s.strip[0] + at) - shift, w = exp2_nonpositive(logit - X::broadcast(lse_w[p]));
         const V dlog = w * (X::load(s.strip[2] + at) - X::broadcast(s.column[p]));
-        X::store(s.strip[0] + at, exp2_nonpositive(logit - X::broadcast(c[p])));
+        const V share = exp2_nonpositive(logit - X::broadcast(c[p]));
+        X::store(s.strip[0] + at, share);
         X::store(s.strip[1] + at, w);
         X::store(s.strip[2] + at, dlog);
         total = total + dlog;
+        whole = whole + share;
       }
+      // Shares that sum to 1 but for the rounding of lse, whose size is that of the logits.
+      total = select(eq(whole, X::zero()), X::zero(), total / whole);
       for (int p = 0; p < P; ++p) {
         const int64_t at = static_cast<int64_t>(p) * kLanes + v;
         X::store(s.strip[2] + at, fma(-X::load(s.strip[0] + at), total, X::load(s.strip[2] + at)));
@@ -239,11 +243,11 @@ void block_backward(const MonarchUnit<T>& u, const Passing<T>& d, const MonarchS
     for (int i = 0; i < kLanes; ++i) dc[i] = i < lanes ? d.dc[u.cell(j0 + i, p)] * kLn2<T> : T(0);  // z is in base 2
     gemm<T>(n, lanes, depth, as_is(s.kv, ld), s.dt, kLanes, dz, kLanes, Store{});
     for (int v = 0; v < lanes; v += X::W) {
-      const V inverse = X::broadcast(1) / X::load(total + v), factor = X::load(dc + v);
+      const V inverse = X::broadcast(1) / X::load(total + v), factor = X::load(dc + v), top = X::load(maximum + v);
       V sum = X::zero();
       for (int i = 0; i < n; ++i) {
         const int64_t at = static_cast<int64_t>(i) * kLanes + v;
-        const V r = X::load(R + at) * inverse, x = fma(factor, X::load(z + at), X::load(dz + at));
+        const V r = X::load(R + at) * inverse, x = fma(factor, X::load(z + at) - top, X::load(dz + at));
         X::store(R + at, r);
         X::store(dz + at, x);
         sum = fma(r, x, sum);

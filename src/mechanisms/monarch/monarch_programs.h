@@ -196,7 +196,7 @@ void block_program(const MonarchUnit<T>& u, const MonarchScratch<T>& s, int64_t 
     for (int v = 0; v < lanes; v += X::W) {
       const V l = X::load(total + v), factor = X::broadcast(1) / l;
       X::store(inverse + v, factor);
-      X::store(products + v, fma(X::load(products + v), factor, -(X::load(maximum + v) + log2_of<T>(l))));
+      X::store(products + v, fma(X::load(products + v), factor, -log2_of<T>(l)));
     }
     store_tile_transposed(s.ot, kLanes, lanes, K, u.a + u.cell(j0, p) * u.ldk, u.stride * u.ldk, inverse);
     if (values) {

@@ -11,7 +11,8 @@
 namespace linnet::LINNET_ISA {
 
 // Softmax down the rows of N vectors of a strip, after subtracting bias[row] where given; entries above the lane's limit (row
-// >= limit[lane]) do not count. start: one more logit per lane. Leaves exponentials, the maximum, their sum and sum p x.
+// >= limit[lane]) do not count. start: one more logit per lane. Leaves exponentials, the maximum, their sum and, less the
+// maximum, sum p (x - maximum): an entropy is a small difference of large logits otherwise.
 template <class T, int N>
 LINNET_INLINE void column_softmax(T* strip, int n, const T* bias, const T* limit, const T* start, T* maximum, T* total,
                                   T* products) {
@@ -39,7 +40,7 @@ LINNET_INLINE void column_softmax(T* strip, int n, const T* bias, const T* limit
     T* const row = strip + i * kLanes;
 #pragma GCC unroll 4
     for (int v = 0; v < N; ++v) {
-      const V x = X::load(row + v * X::W), p = exp2_nonpositive(x - m[v]);
+      const V x = X::load(row + v * X::W) - m[v], p = exp2_nonpositive(x);
       X::store(row + v * X::W, p);
       l[v] = l[v] + p;
       if (products != nullptr) e[v] = fma(p, x, e[v]);
