@@ -24,22 +24,12 @@ inline constexpr int kH3Chunks = 24;                    // J: four register tile
 inline constexpr int kH3Window = kH3Chunk * kH3Chunks;  // tokens
 inline constexpr int kH3Channels = 16;                  // of one task: a whole line of f32
 
-struct H3Shape {
-  int64_t B, T, C, H, P, R, M;
-  template <class Args>
-  LINNET_INLINE explicit H3Shape(const Args& args)
-      : B(args.q.size[0]),
-        T(args.q.size[1]),
-        C(args.q.size[2]),
-        H(args.log_dt.size[0]),
-        P(H == 0 ? 0 : C / H),
-        R(args.sb.size[1]),
-        M(args.imag.size[1]) {}
-  LINNET_INLINE int64_t heads_per_task() const {
-    return P == 0 ? 1 : P >= kH3Channels ? 1 : kH3Channels / P < H ? kH3Channels / P : H;
-  }
-  LINNET_INLINE int64_t blocks() const { return P == 0 ? 0 : (H + heads_per_task() - 1) / heads_per_task(); }
-};
+LINNET_INLINE int64_t h3_heads_per_task(const H3Shape& s) {
+  return s.P == 0 ? 1 : s.P >= kH3Channels ? 1 : kH3Channels / s.P < s.H ? kH3Channels / s.P : s.H;
+}
+LINNET_INLINE int64_t h3_blocks(const H3Shape& s) {
+  return s.P == 0 ? 0 : (s.H + h3_heads_per_task(s) - 1) / h3_heads_per_task(s);
+}
 
 // The discrete parameters of one head in double, real parts then imaginary parts, M rounded up to Mp with zeros.
 struct H3Head {

@@ -1,9 +1,10 @@
-// H3 on the vector units in its chunked form (h3_chunk.h), linear in T; the other form is in h3_fft_cpu.cc. A task is one
-// sequence and as many heads as share a cache line; it walks windows of 1536 tokens, transposed to channel after channel.
+// H3 on the vector units in its chunked form (h3_chunk.h), linear in T; the forward's other form is in h3_fft_cpu.cc. A task is
+// one sequence and as many heads as share a cache line; it walks windows of 1536 tokens, transposed to channel after channel.
 //
 // Backward: the states before every window are kept on the way up; on the way down each window's states are computed again,
 // with the gradients of the states coming from the later windows. Sums over tokens run in T inside a window and in double
-// beyond it; sequences are added up in at most 16 runs.
+// beyond it; sequences are added up in at most 16 runs. What multiplies the taps of lags below 64 runs in double from the
+// products kbar v and q dy on: dd is one such sum, and for tokens that repeat dlog_dt cancels to one of T parts of it.
 #include "core/sequence.h"
 #include "h3_fft_call.h"
 #include "h3_totals.h"
@@ -36,7 +37,7 @@ struct Window {
     w.R = shape.R;
     w.Rp = round_up<T>(shape.R);
     w.Mp = round_up<T>(shape.M);
-    w.heads = shape.heads_per_task();
+    w.heads = h3_heads_per_task(shape);
     w.channels = w.heads * w.P;
     w.q = arena.take<T>(w.channels * kH3Window);
     w.v = arena.take<T>(w.channels * kH3Window);
@@ -235,7 +236,7 @@ struct Forward {
 
   static void run(const H3Args& args, const H3Out& out, const Launch& launch) {
     const H3Shape shape(args);
-    const int64_t blocks = shape.blocks(), bytes = worker_bytes(shape), N = sequence_count(args.cu_seqlens, shape.B);
+    const int64_t blocks = h3_blocks(shape), bytes = worker_bytes(shape), N = sequence_count(args.cu_seqlens, shape.B);
     parallel(launch, N * blocks, [&](int64_t task, int worker) {
       Arena arena(launch.workspace + worker * bytes);
       Window<T> w = Window<T>::cut(arena, shape, false);
@@ -252,7 +253,7 @@ struct Forward {
   }
   static void store_taps(const H3Args& args, const H3Out& out, const Launch& launch) {
     const H3Shape shape(args);
-    const int64_t blocks = shape.blocks(), bytes = worker_bytes(shape);
+    const int64_t blocks = h3_blocks(shape), bytes = worker_bytes(shape);
     if (out.taps_shift.given() || out.taps_diag.given()) {
       parallel(launch, blocks, [&](int64_t block, int worker) {
         Arena arena(launch.workspace + worker * bytes);
@@ -293,7 +294,9 @@ struct Reverse {
   T* dkbar;                  // [channels, window + Rp]: with the R - 1 that follow
   T *dk, *ds, *du;           // [window]
   T* Yrows;                  // [J, 2 Mp]
-  T *G1, *G2, *GG, *G3;      // [n, 2 Mp], [n, 2 Mp], [n, n], [2 Mp]: sums over the chunks of a window and head
+  T *G1, *G2, *G3;           // [n, 2 Mp], [n, 2 Mp], [2 Mp]: sums over the chunks of a window and head
+  double *wide_u, *wide_ds;  // [window]: kbar v, q dy
+  double* GG;                // [n, n]: sums of their products over the chunks of a window and head, columns j >= row
   double *F_a, *F_bd, *F_c;  // [heads, 2 Mp]
   double* dd;                // [heads]
   double* dks;               // [channels, R]
@@ -315,7 +318,9 @@ struct Reverse {
     r.Yrows = arena.take<T>(kH3Chunks * width);
     r.G1 = arena.take<T>(n * width);
     r.G2 = arena.take<T>(n * width);
-    r.GG = arena.take<T>(n * n);
+    r.wide_u = arena.take<double>(kH3Window);
+    r.wide_ds = arena.take<double>(kH3Window);
+    r.GG = arena.take<double>(n * n);
     r.G3 = arena.take<T>(width);
     r.F_a = arena.take<double>(w.heads * width);
     r.F_bd = arena.take<double>(w.heads * width);
@@ -346,8 +351,8 @@ struct Backward {
         shape(a),
         N(sequence_count(a.cu_seqlens, a.q.size[0])),
         runs(N < kH3Runs ? N : kH3Runs),
-        blocks(shape.blocks()),
-        heads(shape.heads_per_task()),
+        blocks(h3_blocks(shape)),
+        heads(h3_heads_per_task(shape)),
         channels(heads * shape.P),
         Mp(round_up<T>(shape.M)) {}
 
@@ -374,7 +379,7 @@ struct Backward {
     double g[n];
     for (int l = 0; l < n; ++l) {
       g[l] = 0;
-      for (int j = 0; j + l < n; ++j) g[l] += static_cast<double>(r.GG[j * n + j + l]);
+      for (int j = 0; j + l < n; ++j) g[l] += r.GG[j * n + j + l];
     }
     r.dd[h] += g[0];
     double *F_a = r.F_a + h * width, *F_bd = r.F_bd + h * width, *F_c = r.F_c + h * width;
@@ -432,6 +437,10 @@ struct Backward {
     for (int64_t m = 0; m < width; ++m) Y[m] = static_cast<T>(row[m]);
   }
 
+  static void wide_products(const T* a, const T* b, int count, double* to) {
+    for (int i = 0; i < count; ++i) to[i] = static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  }
+
   // One (p, r) of a window.
   void pair(const Window<T>& w, const Reverse<T>& r, int h, int64_t p, int64_t slot, T* state, int tokens, bool part) const {
     const int chunks = chunks_of(tokens), width = static_cast<int>(2 * Mp), whole = tokens / n;
@@ -467,7 +476,9 @@ struct Backward {
     h3_multiply<T, true>(r.du, kbar, chunks * n, r.dv + (h * w.P + slot) * kH3Window);
     gemm<T>(n, width, chunks, transposed(r.ds, n), w.inc, width, r.G1, width, Add{});
     gemm<T>(n, width, chunks, transposed(w.u, n), r.Yrows, width, r.G2, width, Add{});
-    gemm<T>(n, n, chunks, transposed(w.u, n), r.ds, n, r.GG, n, Add{});
+    wide_products(kbar, v, chunks * n, r.wide_u);
+    wide_products(w.q + (h * w.P + p) * kH3Window, dy, chunks * n, r.wide_ds);
+    gemm<double>(n, n, chunks, transposed(r.wide_u, n), r.wide_ds, n, r.GG, n, Add{}, ColumnsFrom{0});
     for (int64_t m = 0; m < Mp; m += X::W) {
       typename X::V re = X::load(r.G3 + m), im = X::load(r.G3 + Mp + m);
       for (int i = 0; i < chunks; ++i) {
@@ -488,7 +499,13 @@ struct Backward {
     const T* dkbar = r.dkbar + c * (kH3Window + w.Rp);
     h3_filter<T, true>(dkbar, w.taps + c * R, R, padded, r.dk);
     const T* keys = w.keys(c);
-    for (int64_t l = 0; l < R; ++l) {
+    constexpr int kParts = 8;
+    double parts[kParts] = {};  // lag 0 is dsd, one number: in double
+    for (int j = 0; j < padded; j += kParts) {
+      for (int l = 0; l < kParts; ++l) parts[l] += static_cast<double>(dkbar[j + l]) * static_cast<double>(keys[j + l]);
+    }
+    for (double part : parts) r.dks[c * R] += part;
+    for (int64_t l = 1; l < R; ++l) {
       typename X::V total = X::zero();
       for (int j = 0; j < padded; j += X::W) total = fma(X::load(dkbar + j), X::load(keys + j - l), total);
       r.dks[c * R + l] += static_cast<double>(sum(total));
@@ -625,7 +642,7 @@ struct Backward {
 
 void h3_forward(const H3Args& args, const H3Out& out, const Launch& launch) {
   by_dtype(args.q.dtype, [&]<class T, class E>() {
-    if (h3_wants_fft(args, Pass::forward) && !out.state_shift.given() && !out.state_diag.given()) {
+    if (h3_wants_fft(args) && !out.state_shift.given() && !out.state_diag.given()) {
       h3_fft_forward(args, out, launch);
     } else {
       Forward<T, E>::run(args, out, launch);
@@ -635,21 +652,20 @@ void h3_forward(const H3Args& args, const H3Out& out, const Launch& launch) {
 }
 
 void h3_backward(const H3Args& args, const H3Out&, const H3Grads& grads, const Launch& launch) {
-  if (h3_wants_fft(args, Pass::backward) && !grads.dstate_shift.given() && !grads.dstate_diag.given()) {
-    return h3_fft_backward(args, grads, launch);
-  }
   by_dtype(args.q.dtype, [&]<class T, class E>() { Backward<T, E>(args, grads).run(launch); });
 }
 int64_t h3_workspace(const H3Args& args, Pass pass, int workers) {
-  const int64_t fft = h3_wants_fft(args, pass) ? h3_fft_workspace(args, pass, workers) : 0;
-  const int64_t chunked = by_dtype(args.q.dtype, [&]<class T, class E>() -> int64_t {
-    if (pass == Pass::forward) return workers * Forward<T, E>::worker_bytes(H3Shape(args));
-    const H3Grads grads;
-    Arena arena;
-    Backward<T, E>(args, grads).cut(arena, workers);
-    return arena.used();
+  return by_dtype(args.q.dtype, [&]<class T, class E>() -> int64_t {
+    if (pass == Pass::backward) {
+      const H3Grads grads;
+      Arena arena;
+      Backward<T, E>(args, grads).cut(arena, workers);
+      return arena.used();
+    }
+    const int64_t chunked = workers * Forward<T, E>::worker_bytes(H3Shape(args));
+    const int64_t fft = h3_wants_fft(args) ? h3_fft_workspace(args, workers) : 0;
+    return fft > chunked ? fft : chunked;
   });
-  return fft > chunked ? fft : chunked;
 }
 
 }  // namespace linnet::LINNET_ISA

@@ -1,10 +1,12 @@
-// One step of H3: both states read and written once, where they lie, the arithmetic in double. The read is a difference of
-// products and shows every rounding of its factors, and a step that rounds a drifts (h3.md); in double neither does, at the
-// price of two half vectors. The diagonal state keeps its pairs (re, im) side by side: the complex product is one multiply-add
-// with the neighbours exchanged.
+// One step of H3: both states read and written once, where they lie. The diagonal state keeps its pairs (re, im) side by side:
+// a complex product is one multiply-add with the neighbours exchanged. A step that rounds a drifts (h3.md): a - 1 is made in
+// double and held in two numbers of T, and X + ((a - 1) X + bd kv) rounds only as the state itself does. What is read is a
+// difference of products and shows every rounding of them: it runs in double, from the state before the step,
 //
-// A task is a few heads: each head is discretised once for all batch rows, and two rows share the loads of its tables. Several
-// tokens in one call carry the states in double and round them once.
+//   kbar = sum_n sc[n + 1] x[n] + (sd + sc . sb) k,   s = 2 Re(c a . X) + (d + 2 Re(c . bd)) kv
+//
+// A task is a few heads: each head is discretised once for all batch rows and tokens, and four rows share the loads of its
+// tables. In f32 a vector of X is 7 multiply-adds and 2 conversions, a vector of x 3 and 2.
 #include "h3_ssm.h"
 #include "simd/math.h"
 #include "simd/task.h"
@@ -13,317 +15,360 @@ namespace linnet::LINNET_ISA {
 namespace {
 
 using D = Vec<double>;
-constexpr int kAhead = 6;  // batch rows fetched in advance
+constexpr int kRows = 4;           // batch rows at a time
+constexpr int64_t kAhead = kRows;  // batch rows fetched in advance
 
-#if defined(LINNET_ISA_avx512)
-LINNET_INLINE vd swap_pairs(vd v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6); }
-LINNET_INLINE vd zip_low(vd a, vd b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
-LINNET_INLINE vd zip_high(vd a, vd b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
-#elif defined(LINNET_ISA_avx2)
-LINNET_INLINE vd swap_pairs(vd v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2); }
-LINNET_INLINE vd zip_low(vd a, vd b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
-LINNET_INLINE vd zip_high(vd a, vd b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
-#else
-LINNET_INLINE vd swap_pairs(vd v) { return __builtin_shufflevector(v, v, 1, 0); }
-LINNET_INLINE vd zip_low(vd a, vd b) { return __builtin_shufflevector(a, b, 0, 2); }
-LINNET_INLINE vd zip_high(vd a, vd b) { return __builtin_shufflevector(a, b, 1, 3); }
-#endif
-
-// The first n lanes from and to memory of S, in double.
-template <class S>
-LINNET_INLINE vd load_wide(const S* p, int64_t n) {
-  if constexpr (sizeof(S) == 8) {
-    return D::load(p, static_cast<int>(n));
-  } else {
-    typedef float half __attribute__((vector_size(kVectorBytes / 2)));
-    half v = {};
-    if (n >= D::W) {
-      __builtin_memcpy(&v, p, sizeof v);
-    } else {
-      for (int64_t i = 0; i < n; ++i) v[i] = p[i];
-    }
-    return __builtin_convertvector(v, vd);
-  }
+// Neighbours exchanged; a and b lane by lane in turn, their lower and upper halves.
+template <class T>
+LINNET_INLINE typename Vec<T>::V swap_pairs(typename Vec<T>::V v) {
+  typename Vec<T>::I index;
+#pragma GCC unroll 16
+  for (int l = 0; l < Vec<T>::W; ++l) index[l] = l ^ 1;
+  return __builtin_shuffle(v, index);
 }
-template <class S>
-LINNET_INLINE void store_wide(S* p, vd x, int64_t n) {
-  if constexpr (sizeof(S) == 8) {
-    D::store(p, x, static_cast<int>(n));
-  } else {
-    typedef float half __attribute__((vector_size(kVectorBytes / 2)));
-    const half v = __builtin_convertvector(x, half);
-    if (n >= D::W) {
-      __builtin_memcpy(p, &v, sizeof v);
-    } else {
-      for (int64_t i = 0; i < n; ++i) p[i] = v[i];
-    }
-  }
+LINNET_INLINE vd zip(vd a, vd b, int half) {
+  typename D::I index;
+#pragma GCC unroll 8
+  for (int l = 0; l < D::W; ++l) index[l] = (l + half * D::W) / 2 + l % 2 * D::W;
+  return __builtin_shuffle(a, b, index);
 }
 
-// The discrete parameters of one head, for pairs side by side: X' = same X + (cross swap(X) + bd kv), read c X'.
-struct Table {
-  double *same, *cross, *bd, *c;  // [ld]
-  double *sb, *sc;                // [P, ldr]
-  double *sd, d;                  // [P]
-  LINNET_INLINE static Table cut(Arena& arena, int64_t P, int64_t ld, int64_t ldr) {
-    return {arena.take<double>(ld),      arena.take<double>(ld),      arena.take<double>(ld), arena.take<double>(ld),
-            arena.take<double>(P * ldr), arena.take<double>(P * ldr), arena.take<double>(P),  0};
-  }
-  LINNET_INLINE void set(int64_t m, vd ar, vd ai, vd br, vd bi, vd cr, vd ci) const {
-    const auto put = [&](double* to, vd a, vd b) {
-      D::store(to + 2 * m, zip_low(a, b));
-      D::store(to + 2 * m + D::W, zip_high(a, b));
-    };
-    put(same, ar, ar);
-    put(cross, -ai, ai);
-    put(bd, br, bi);
-    put(c, 2.0 * cr, -2.0 * ci);
-  }
-};
+// D::W numbers of T as doubles.
+LINNET_INLINE vd widen(const double* p) { return D::load(p); }
+LINNET_INLINE vd widen(const float* p) {
+  typedef float half __attribute__((vector_size(kVectorBytes / 2)));
+  half v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return __builtin_convertvector(v, vd);
+}
+LINNET_INLINE void narrow(vd x, double* p) { D::store(p, x); }
+LINNET_INLINE void narrow(vd x, float* p) {
+  typedef float half __attribute__((vector_size(kVectorBytes / 2)));
+  const half v = __builtin_convertvector(x, half);
+  __builtin_memcpy(p, &v, sizeof v);
+}
 
-struct Sizes {
-  int64_t B, tokens, C, H, P, R, M, ld, ldr, heads;
+struct Sizes : H3Shape {
+  int64_t ld, ldr, heads;  // 2 M and R padded; heads of a task
   explicit Sizes(const H3DecodeArgs& args)
-      : B(args.q.size[0]),
-        tokens(args.q.size[1]),
-        C(args.q.size[2]),
-        H(args.log_dt.size[0]),
-        P(H == 0 ? 0 : C / H),
-        R(args.sb.size[1]),
-        M(args.imag.size[1]),
+      : H3Shape(args),
         ld(2 * round_up<double>(M)),
-        ldr(round_up<double>(R)),
+        ldr(round_up<float>(R)),
         heads(H >= 512  ? 16
               : H >= 64 ? 4
                         : 1) {}
   int64_t tasks() const { return P == 0 ? 0 : (H + heads - 1) / heads; }
 };
 
-// 1 / (1 - z/2) = (1 - z/2)* / |1 - z/2|^2. rows: [6, ld / 2] in double
-void discretise(const H3DecodeArgs& args, int64_t h, const Sizes& s, double* rows, const Table& table) {
-  const int64_t ldm = s.ld / 2;
-  double *re = rows, *im = rows + ldm, *br = rows + 2 * ldm, *bi = rows + 3 * ldm, *cr = rows + 4 * ldm, *ci = rows + 5 * ldm;
-  for (int64_t i = 0; i < 6 * ldm; ++i) rows[i] = 0;
-  // M numbers of head h, in whatever type they have
-  const auto take = [&](const View& view, int64_t side, double* to) {
-    const int64_t step = view.stride[1], first = h * view.stride[0] + (view.rank == 3 ? side * view.stride[2] : 0);
-    if (view.dtype == Dtype::f32) {
-      const float* from = static_cast<const float*>(view.data) + first;
-      for (int64_t m = 0; m < s.M; ++m) to[m] = static_cast<double>(from[m * step]);
-    } else {
-      for (int64_t m = 0; m < s.M; ++m) to[m] = load_f64(view.data, view.dtype, first + m * step);
-    }
-  };
-  take(args.c, 0, cr);
-  take(args.c, 1, ci);
-  if (args.disc == H3Disc::zoh) {
-    for (int64_t m = 0; m < s.M; ++m) {
-      const H3Pair p = h3_pair(args, h, m);
-      re[m] = p.a.re, im[m] = p.a.im, br[m] = p.bd.re, bi[m] = p.bd.im;
-    }
-  } else {
-    take(args.log_neg_re, 0, re);
-    take(args.imag, 0, im);
-    take(args.b, 0, br);
-    take(args.b, 1, bi);
+// One head, pairs side by side: X + (rise X + cross swap(X) + bd kv). rise and cross are the sums of two rows.
+template <class T>
+struct Table {
+  T *rise[2], *cross[2], *bd;  // [ld]
+  double* read;                // [ld]: 2 Re c a, -2 Im c a
+  double tap;                  // d + 2 Re(c . bd)
+  T* sb;                       // [P, ldr]
+  double *sc, *shift_tap;      // [P, ldr]: sc[n + 1], [P]: sd + sc . sb
+  static Table cut(Arena& arena, const Sizes& s) {
+    Table r;
+    for (T** row : {&r.rise[0], &r.rise[1], &r.cross[0], &r.cross[1], &r.bd}) *row = arena.take<T>(s.ld);
+    r.read = arena.take<double>(s.ld);
+    r.sb = arena.take<T>(s.P * s.ldr);
+    r.sc = arena.take<double>(s.P * s.ldr);
+    r.shift_tap = arena.take<double>(s.P);
+    return r;
   }
-  const vd dt = D::broadcast(__builtin_exp(element(args.log_dt, h))), one = D::broadcast(1), half = 0.5 * dt;
-  for (int64_t m = 0; m < ldm; m += D::W) {
-    vd ar = D::load(re + m), ai = D::load(im + m), bdr = D::load(br + m), bdi = D::load(bi + m);
-    if (args.disc == H3Disc::bilinear) {
-      const vd zr = -half * exp(ar), zi = half * ai, below = one - zr;  // z / 2
-      const vd inverse = one / fma(below, below, zi * zi), x = dt * bdr, y = dt * bdi;
-      ar = fma(one + zr, below, -(zi * zi)) * inverse;
-      ai = 2.0 * zi * inverse;
-      bdr = fma(x, below, -(y * zi)) * inverse;
-      bdi = fma(y, below, x * zi) * inverse;
-    }
-    table.set(m, ar, ai, bdr, bdi, D::load(cr + m), D::load(ci + m));
+  LINNET_INLINE static void split(vd x, T* const (&rows)[2], int64_t i) {
+    narrow(x, rows[0] + i);
+    narrow(x - widen(rows[0] + i), rows[1] + i);
   }
-  for (int64_t m = s.M; m < ldm; ++m) {  // log_neg_re 0 is no pair
-    for (int64_t i = 2 * m; i < 2 * m + 2; ++i) table.same[i] = table.cross[i] = table.bd[i] = table.c[i] = 0;
-  }
-}
-Table head_table(const H3DecodeArgs& args, int64_t h, const Sizes& s, double* rows, Table table) {
-  discretise(args, h, s, rows, table);
-  table.d = element(args.d, h);
-  const auto filter = [&](const View& view, int64_t c, double* to) {
-    if (view.dtype == Dtype::f32) {
-      for (int64_t i = 0; i < s.R; i += D::W) D::store(to + i, load_wide(view.at<const float>(c, i), s.R - i));
-    } else {
-      for (int64_t i = 0; i < s.ldr; ++i) to[i] = i < s.R ? element(view, c, i) : 0;
-    }
-  };
-  for (int64_t p = 0; p < s.P; ++p) {
-    filter(args.sb, h * s.P + p, table.sb + p * s.ldr);
-    filter(args.sc, h * s.P + p, table.sc + p * s.ldr);
-    table.sd[p] = element(args.sd, h * s.P + p);
-  }
-  return table;
-}
+};
 
-// x moves on by one token in place, from its end, so that nothing is read after it was written; returns sc . x.
-template <class S>
-LINNET_INLINE double shift(const double* sb, const double* sc, int64_t R, double k, S* x) {
-  const vd key = D::broadcast(k);
-  vd total = D::zero();
-  int64_t i = (R - 1) / D::W * D::W;
-  for (; i > 0; i -= D::W) {
-    const vd next = fma(D::load(sb + i), key, load_wide(x + i - 1, R - i));
-    store_wide(x + i, next, R - i);
-    total = fma(D::load(sc + i), next, total);
-  }
-  double first[D::W + 1] = {};
-  D::store(first + 1, load_wide(x, R));
-  const vd next = fma(D::load(sb), key, D::load(first));
-  store_wide(x, next, R);
-  return sum(fma(D::load(sc), next, total));
-}
-
-// X of N rows moves on by one token; read = 2 Re(c X).
-template <int N, class S>
-LINNET_INLINE void diagonal(const Table& table, int64_t width, const double* kv, S* const* pairs, double* read) {
-  vd total[N] = {}, input[N];
-#pragma GCC unroll 2
-  for (int j = 0; j < N; ++j) input[j] = D::broadcast(kv[j]);
-  const auto step = [&](int64_t i, int64_t lanes) {
-    const vd same = D::load(table.same + i), cross = D::load(table.cross + i), bd = D::load(table.bd + i);
-    const vd c = D::load(table.c + i);
-#pragma GCC unroll 2
-    for (int j = 0; j < N; ++j) {
-      const vd x = load_wide(pairs[j] + i, lanes), next = fma(same, x, fma(cross, swap_pairs(x), bd * input[j]));
-      store_wide(pairs[j] + i, next, lanes);
-      total[j] = fma(c, next, total[j]);
-    }
-  };
-  int64_t i = 0;
-  for (; i + D::W <= width; i += D::W) step(i, D::W);
-  if (i < width) step(i, width - i);
-#pragma GCC unroll 2
-  for (int j = 0; j < N; ++j) read[j] = sum(total[j]);
-}
-
-// One token of N batch rows of a head: x[j] [P, ldx], X[j] [P, P, ldX].
-template <int N, class S, class E>
-LINNET_INLINE void token(const H3DecodeArgs& args, const View& out, const Sizes& s, const Table& table, int64_t b, int64_t t,
-                         int64_t h, double* kbar, double* y, S* const* x, const int64_t* ldx, S* const* X, const int64_t* ldX) {
-#pragma GCC unroll 2
-  for (int j = 0; j < N; ++j) {
-    for (int64_t p = 0; p < s.P; ++p) {
-      const double k = to_f64(*args.k.at<const E>(b + j, t, h * s.P + p));
-      kbar[p * N + j] = table.sd[p] * k + shift(table.sb + p * s.ldr, table.sc + p * s.ldr, s.R, k, x[j] + p * ldx[0]);
-      y[p * N + j] = 0;
-    }
-  }
-  for (int64_t p = 0; p < s.P; ++p) {
-    for (int64_t r = 0; r < s.P; ++r) {
-      double kv[N], read[N];
-      S* pairs[N];
-#pragma GCC unroll 2
-      for (int j = 0; j < N; ++j) {
-        kv[j] = kbar[p * N + j] * to_f64(*args.v.at<const E>(b + j, t, h * s.P + r));
-        pairs[j] = X[j] + p * ldX[0] + r * ldX[1];
-      }
-      diagonal<N>(table, 2 * s.M, kv, pairs, read);
-#pragma GCC unroll 2
-      for (int j = 0; j < N; ++j) {
-        y[r * N + j] += to_f64(*args.q.at<const E>(b + j, t, h * s.P + p)) * (read[j] + table.d * kv[j]);
-      }
-    }
-  }
-  for (int64_t r = 0; r < s.P; ++r) {
-#pragma GCC unroll 2
-    for (int j = 0; j < N; ++j) *out.at<E>(b + j, t, r * s.H + h) = round_to<E>(y[r * N + j]);
-  }
-}
-
+template <class T>
 struct Scratch {
-  double* rows;      // [6, ld / 2]
-  double *kbar, *y;  // [P, 2]
-  double *x, *X;     // [P, ldr], [P, P, ld]: the states of several tokens
-  Table table;
-  static Scratch cut(Arena& arena, const Sizes& s, bool carry) {
+  T *log_neg_re, *imag, *b, *c;  // [ld]: the parameters of one head
+  T* sc;                         // [ldr + 1 vector], zeros behind R
+  double *kbar, *y;              // [P, rows]
+  T* X;                          // [P, P, ld]: pairs that are not neighbours in the caller's memory
+  Table<T> table;
+  static Scratch cut(Arena& arena, const Sizes& s) {
     Scratch r;
-    r.rows = arena.take<double>(3 * s.ld);
-    r.kbar = arena.take<double>(2 * s.P);
-    r.y = arena.take<double>(2 * s.P);
-    r.x = arena.take<double>(carry ? s.P * s.ldr : 0);
-    r.X = arena.take<double>(carry ? s.P * s.P * s.ld : 0);
-    r.table = Table::cut(arena, s.P, s.ld, s.ldr);
+    for (T** row : {&r.log_neg_re, &r.imag, &r.b, &r.c}) *row = arena.take<T>(s.ld);
+    r.sc = arena.take<T>(s.ldr + Vec<T>::W);
+    r.kbar = arena.take<double>(kRows * s.P);
+    r.y = arena.take<double>(kRows * s.P);
+    r.X = arena.take<T>(s.P * s.P * s.ld);
+    r.table = Table<T>::cut(arena, s);
     return r;
   }
 };
 
-template <class T, class E>
-struct Decode {
-  const H3DecodeArgs& args;
-  Sizes s;
-  bool carry;  // through scratch: several tokens, or pairs that are not neighbours
-  explicit Decode(const H3DecodeArgs& a)
-      : args(a), s(a), carry(a.q.size[1] > 1 || (a.state_diag.stride[4] != 2 && a.imag.size[1] > 1)) {}
-  int64_t worker_bytes() const {
-    Arena arena;
-    Scratch::cut(arena, s, carry);
-    return arena.used();
+// a b + c, rounded alike wherever it is inlined.
+LINNET_INLINE double multiply_add(double a, double b, double c) {
+  return fma(D::broadcast(a), D::broadcast(b), D::broadcast(c))[0];
+}
+
+// total + x . y over a vector of x, in double
+template <class T>
+LINNET_INLINE vd dot(const T* x, const double* y, vd total) {
+#pragma GCC unroll 2
+  for (int i = 0; i < Vec<T>::W; i += D::W) total = fma(widen(x + i), D::load(y + i), total);
+  return total;
+}
+
+// x moves on by one token in place, from its end, so that nothing is read after it was written; returns sum_n sc[n] x[n] of x
+// before that.
+template <class T>
+LINNET_INLINE double shift(const T* sb, const double* sc, int R, T k, T* x) {
+  using X = Vec<T>;
+  using V = typename X::V;
+  const V key = X::broadcast(k);
+  vd total = D::zero();
+  T edge[X::W + 1] = {};  // cut vectors, and x[-1] = 0
+  int i = R / X::W * X::W;
+  if (const int lanes = R - i; lanes > 0) {
+    X::store(edge + 1, X::load(x + i, lanes));
+    total = dot(edge + 1, sc + i, total);
+    const V before = i > 0 ? X::load(x + i - 1, lanes) : X::load(edge);
+    X::store(x + i, fma(X::load(sb + i), key, before), lanes);
   }
-  void run(const View& out, const Launch& launch) const {
-    const int64_t bytes = worker_bytes();
-    if (s.tokens == 0) return;
-    parallel_near(launch, s.tasks(), [&](int64_t task, int worker) {
-      Arena arena(launch.workspace + worker * bytes);
-      const Scratch r = Scratch::cut(arena, s, carry);
-      for (int64_t h = task * s.heads; h < s.H && h < (task + 1) * s.heads; ++h) {
-        const Table table = head_table(args, h, s, r.rows, r.table);
-        if (carry) {
-          for (int64_t b = 0; b < s.B; ++b) carried(out, r, table, b, h);
-          continue;
-        }
-        int64_t b = 0;
-        for (; b + 2 <= s.B; b += 2) in_place<2>(out, r, table, b, h);
-        if (b < s.B) in_place<1>(out, r, table, b, h);
-      }
-    });
+  for (i -= X::W; i > 0; i -= X::W) {
+    total = dot(x + i, sc + i, total);
+    X::store(x + i, fma(X::load(sb + i), key, X::load(x + i - 1)));
   }
-  template <int N>
-  LINNET_INLINE void in_place(const View& out, const Scratch& r, const Table& table, int64_t b, int64_t h) const {
-    const View &shift_state = args.state_shift, &diag = args.state_diag;
-    T *x[N], *X[N];
+  if (i == 0) {
+    total = dot(x, sc, total);
+    X::store(edge + 1, X::load(x));
+    X::store(x, fma(X::load(sb), key, X::load(edge)));
+  }
+  return sum(total);
+}
+
+// X of N rows moves on by one token; read = 2 Re(c a X) of X before that.
+template <int N, class T>
+LINNET_INLINE void diagonal(const Table<T>& table, int width, const double* kv, T* const* pairs, double* read) {
+  using X = Vec<T>;
+  using V = typename X::V;
+  vd total[N] = {};
+  const auto step = [&]<bool kCut>(int i) {
+    const V rise = X::load(table.rise[0] + i), cross = X::load(table.cross[0] + i), bd = X::load(table.bd + i);
+    const V rise_low = X::load(table.rise[1] + i), cross_low = X::load(table.cross[1] + i);
+#pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
-      x[j] = shift_state.at<T>(b + j, h * s.P, 0);
-      X[j] = diag.at<T>(b + j, h, 0, 0, 0, 0);
-      if (b + j + kAhead < s.B) {
-        const char* next_x = reinterpret_cast<const char*>(shift_state.at<T>(b + j + kAhead, h * s.P, 0));
-        const char* next_X = reinterpret_cast<const char*>(diag.at<T>(b + j + kAhead, h, 0, 0, 0, 0));
-        for (int64_t i = 0; i < s.R * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(next_x + i, 1);
-        for (int64_t i = 0; i < 2 * s.M * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(next_X + i, 1);
+      T* at = pairs[j] + i;
+      const V x = kCut ? X::load(at, width - i) : X::load(at), turned = swap_pairs<T>(x);
+      if constexpr (kCut) {
+        T edge[X::W];
+        X::store(edge, x);
+        total[j] = dot(edge, table.read + i, total[j]);
+      } else {
+        total[j] = dot(at, table.read + i, total[j]);
+      }
+      V rest = bd * X::broadcast(static_cast<T>(kv[j]));
+      if constexpr (sizeof(T) == 4) rest = fma(rise_low, x, fma(cross_low, turned, rest));
+      const V next = x + fma(rise, x, fma(cross, turned, rest));
+      if constexpr (kCut) {
+        X::store(at, next, width - i);
+      } else {
+        X::store(at, next);
       }
     }
-    token<N, T, E>(args, out, s, table, b, 0, h, r.kbar, r.y, x, &shift_state.stride[1], X, &diag.stride[2]);
+  };
+  int i = 0;
+  for (; i + X::W <= width; i += X::W) step.template operator()<false>(i);
+  if (i < width) step.template operator()<true>(i);
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) read[j] = sum(total[j]);
+}
+
+template <class T, class E>
+struct Decode {
+  using X = Vec<T>;
+  using V = typename X::V;
+
+  const H3DecodeArgs& args;
+  Sizes s;
+  bool apart;  // pairs are not neighbours
+  explicit Decode(const H3DecodeArgs& a) : args(a), s(a), apart(a.state_diag.stride[4] != 2 && a.imag.size[1] > 1) {}
+  int64_t worker_bytes() const {
+    Arena arena;
+    Scratch<T>::cut(arena, s);
+    return arena.used();
   }
-  void carried(const View& out, const Scratch& r, const Table& table, int64_t b, int64_t h) const {
-    const View &shift_state = args.state_shift, &diag = args.state_diag;
-    const auto each = [&](const auto& use_x, const auto& use_X) {
-      for (int64_t p = 0; p < s.P; ++p) {
-        T* x = shift_state.at<T>(b, h * s.P + p, 0);
-        for (int64_t i = 0; i < s.R; ++i) use_x(x[i], r.x[p * s.ldr + i]);
-        for (int64_t slot = 0; slot < s.P; ++slot) {
-          T* X = diag.at<T>(b, h, p, slot, 0, 0);
-          double* wide = r.X + (p * s.P + slot) * s.ld;
-          for (int64_t m = 0; m < s.M; ++m) {
-            use_X(X[m * diag.stride[4]], wide[2 * m]);
-            use_X(X[m * diag.stride[4] + 1], wide[2 * m + 1]);
-          }
+
+  // Numbers of one row of a parameter, which has the type of the call or T.
+  LINNET_INLINE void load_row(const View& view, int64_t row, int64_t count, T* to) const {
+    const int64_t at = row * view.stride[0];
+    if (view.dtype == args.q.dtype) {
+      load_tile<T>(static_cast<const E*>(view.data) + at, 0, 1, static_cast<int>(count), to, 0);
+    } else {
+      load_tile<T>(static_cast<const T*>(view.data) + at, 0, 1, static_cast<int>(count), to, 0);
+    }
+  }
+  void load_pairs(const View& view, int64_t h, T* to) const {
+    if (view.stride[1] == 2 || s.M == 1) return load_row(view, h, 2 * s.M, to);
+    for (int64_t i = 0; i < 2 * s.M; ++i) to[i] = static_cast<T>(element(view, h, i / 2, i % 2));
+  }
+
+  // a - 1 = A w and bd = b w with w = dt / (1 - z/2) (bilinear). Lanes behind the last pair have b = c = 0, and X = 0 there.
+  void discretise(int64_t h, Scratch<T>& r) const {
+    Table<T>& table = r.table;
+    for (T* row : {r.log_neg_re, r.imag, r.b, r.c}) {
+      for (int64_t i = 0; i < s.ld; i += X::W) X::store(row + i, X::zero());
+    }
+    load_row(args.log_neg_re, h, s.M, r.log_neg_re);
+    load_row(args.imag, h, s.M, r.imag);
+    load_pairs(args.b, h, r.b);
+    load_pairs(args.c, h, r.c);
+    if (args.disc == H3Disc::zoh) return discretise_zoh(h, r);
+    for (int64_t m = 0; 2 * m < s.ld; m += X::W) X::store(r.log_neg_re + m, exp(X::load(r.log_neg_re + m)));
+    const vd dt = D::broadcast(__builtin_exp(element(args.log_dt, h))), one = D::broadcast(1), half = 0.5 * dt;
+    vd signs, tap = D::zero();
+#pragma GCC unroll 8
+    for (int l = 0; l < D::W; ++l) signs[l] = l % 2 == 0 ? 2 : -2;
+    for (int64_t m = 0; 2 * m < s.ld; m += D::W) {
+      const vd re = -widen(r.log_neg_re + m), im = widen(r.imag + m), zi = half * im, below = one - half * re;
+      const vd scale = dt / fma(below, below, zi * zi), wr = below * scale, wi = zi * scale;
+      const vd ar = fma(re, wr, -(im * wi)), ai = fma(re, wi, im * wr);  // a - 1
+#pragma GCC unroll 2
+      for (int side = 0; side < 2; ++side) {
+        const int64_t i = 2 * m + side * D::W;
+        const vd rise = zip(ar, ar, side), cross = zip(-ai, ai, side), b = widen(r.b + i), c = widen(r.c + i) * signs;
+        const vd bd = fma(b, zip(wr, wr, side), swap_pairs<double>(b) * zip(-wi, wi, side));
+        Table<T>::split(rise, table.rise, i);
+        Table<T>::split(cross, table.cross, i);
+        narrow(bd, table.bd + i);
+        // 2 Re(c a X) = 2 Re c a re - 2 Im c a im; c = (2 Re c, -2 Im c): the product with a, conjugated
+        D::store(table.read + i, fma(c, one + rise, swap_pairs<double>(c) * -cross));
+        tap = fma(c, bd, tap);
+      }
+    }
+    table.tap = element(args.d, h) + sum(tap);
+  }
+  void discretise_zoh(int64_t h, Scratch<T>& r) const {
+    r.table.tap = element(args.d, h);
+    for (int64_t m = 0; m < s.ld / 2; ++m) {
+      const H3Pair p = m < s.M ? h3_pair(args, h, m) : H3Pair{};
+      const auto put = [&](T* const(&rows)[2], int64_t i, double x) {
+        rows[0][i] = static_cast<T>(x);
+        rows[1][i] = static_cast<T>(x - static_cast<double>(rows[0][i]));
+      };
+      for (int side = 0; side < 2; ++side) {
+        put(r.table.rise, 2 * m + side, p.a.re - 1);
+        put(r.table.cross, 2 * m + side, side == 0 ? -p.a.im : p.a.im);
+        r.table.bd[2 * m + side] = static_cast<T>(side == 0 ? p.bd.re : p.bd.im);
+      }
+      const Complex ca = p.c * p.a;
+      r.table.read[2 * m] = 2 * ca.re, r.table.read[2 * m + 1] = -2 * ca.im;
+      r.table.tap += 2 * (p.c * p.bd).re;
+    }
+  }
+  void head_table(int64_t h, Scratch<T>& r) const {
+    discretise(h, r);
+    for (int64_t i = 0; i < s.ldr + X::W; i += X::W) X::store(r.sc + i, X::zero());
+    for (int64_t p = 0; p < s.P; ++p) {
+      T* sb = r.table.sb + p * s.ldr;
+      double* sc = r.table.sc + p * s.ldr;
+      load_row(args.sb, h * s.P + p, s.R, sb);
+      load_row(args.sc, h * s.P + p, s.R, r.sc);
+      vd tap = D::zero();
+      for (int64_t i = 0; i < round_up<T>(s.R); i += D::W) {
+        tap = fma(widen(sb + i), widen(r.sc + i), tap);
+        D::store(sc + i, widen(r.sc + i + 1));
+      }
+      r.table.shift_tap[p] = element(args.sd, h * s.P + p) + sum(tap);
+    }
+  }
+
+  LINNET_INLINE static double number(const View& view, int64_t b, int64_t t, int64_t c) {
+    return to_f64(*view.at<const E>(b, t, c));
+  }
+  // One token of batch rows [b, b + N) of a head: x[j] [P, ldx], X[j] [P, P, ldX].
+  template <int N>
+  LINNET_INLINE void token(const View& out, const Scratch<T>& r, int64_t b, int64_t t, int64_t h, T* const* x, int64_t ldx,
+                           T* const* state, const int64_t* ldX) const {
+    const Table<T>& table = r.table;
+    for (int64_t p = 0; p < s.P; ++p) {
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) {
+        const double k = number(args.k, b + j, t, h * s.P + p);
+        const double read =
+            shift(table.sb + p * s.ldr, table.sc + p * s.ldr, static_cast<int>(s.R), static_cast<T>(k), x[j] + p * ldx);
+        r.kbar[p * N + j] = multiply_add(table.shift_tap[p], k, read);
+        r.y[p * N + j] = 0;
+      }
+    }
+    for (int64_t p = 0; p < s.P; ++p) {
+      for (int64_t slot = 0; slot < s.P; ++slot) {
+        double kv[N], read[N];
+        T* pairs[N];
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) {
+          kv[j] = r.kbar[p * N + j] * number(args.v, b + j, t, h * s.P + slot);
+          pairs[j] = state[j] + p * ldX[0] + slot * ldX[1];
+        }
+        diagonal<N>(table, static_cast<int>(2 * s.M), kv, pairs, read);
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) {
+          const double q = number(args.q, b + j, t, h * s.P + p);
+          r.y[slot * N + j] = multiply_add(q, multiply_add(table.tap, kv[j], read[j]), r.y[slot * N + j]);
+        }
+      }
+    }
+    for (int64_t slot = 0; slot < s.P; ++slot) {
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) {
+        *out.at<E>(b + j, t, slot * s.H + h) = round_to<E>(r.y[slot * N + j]);
+      }
+    }
+  }
+  template <int N>
+  void rows(const View& out, const Scratch<T>& r, int64_t b, int64_t h) const {
+    const View &shifts = args.state_shift, &diag = args.state_diag;
+    T *x[N], *state[N];
+    for (int j = 0; j < N; ++j) {
+      x[j] = shifts.at<T>(b + j, h * s.P, 0);
+      state[j] = diag.at<T>(b + j, h, 0, 0, 0, 0);
+      if (b + j + kAhead < s.B) {
+        fetch(shifts.at<T>(b + j + kAhead, h * s.P, 0), s.R);
+        fetch(diag.at<T>(b + j + kAhead, h, 0, 0, 0, 0), 2 * s.M);
+      }
+    }
+    for (int64_t t = 0; t < s.T; ++t) token<N>(out, r, b, t, h, x, shifts.stride[1], state, &diag.stride[2]);
+  }
+  LINNET_INLINE static void fetch(const T* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(from + i, 1);
+  }
+  // A row whose pairs are apart: through scratch.
+  void row_apart(const View& out, const Scratch<T>& r, int64_t b, int64_t h) const {
+    const int64_t ldX[2] = {s.P * s.ld, s.ld};
+    const auto each = [&](const auto& use) {
+      for (int64_t i = 0; i < s.P * s.P * s.M; ++i) {
+        const int64_t p = i / (s.P * s.M), slot = i / s.M % s.P, m = i % s.M;
+        for (int64_t side = 0; side < 2; ++side) {
+          use(*args.state_diag.at<T>(b, h, p, slot, m, side), r.X[p * ldX[0] + slot * ldX[1] + 2 * m + side]);
         }
       }
     };
-    const auto take = [](T& state, double& wide) { wide = static_cast<double>(state); };
-    const auto give = [](T& state, double& wide) { state = static_cast<T>(wide); };
-    each(take, take);
-    const int64_t ldX[2] = {s.P * s.ld, s.ld};
-    for (int64_t t = 0; t < s.tokens; ++t) {
-      token<1, double, E>(args, out, s, table, b, t, h, r.kbar, r.y, &r.x, &s.ldr, &r.X, ldX);
-    }
-    each(give, give);
+    T* x = args.state_shift.at<T>(b, h * s.P, 0);
+    each([](T& state, T& dense) { dense = state; });
+    for (int64_t t = 0; t < s.T; ++t) token<1>(out, r, b, t, h, &x, args.state_shift.stride[1], &r.X, ldX);
+    each([](T& state, T& dense) { state = dense; });
+  }
+
+  void run(const View& out, const Launch& launch) const {
+    const int64_t bytes = worker_bytes();
+    if (s.T == 0) return;
+    parallel_near(launch, s.tasks(), [&](int64_t task, int worker) {
+      Arena arena(launch.workspace + worker * bytes);
+      Scratch<T> r = Scratch<T>::cut(arena, s);
+      for (int64_t h = task * s.heads; h < s.H && h < (task + 1) * s.heads; ++h) {
+        head_table(h, r);
+        int64_t b = 0;
+        for (; !apart && b + kRows <= s.B; b += kRows) rows<kRows>(out, r, b, h);
+        for (; !apart && b < s.B; ++b) rows<1>(out, r, b, h);
+        for (; b < s.B; ++b) row_apart(out, r, b, h);
+      }
+    });
   }
 };
 

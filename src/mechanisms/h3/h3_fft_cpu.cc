@@ -1,15 +1,11 @@
-// H3 in its FFT form: the long filter by transforms of whole sequences, T log T, one (head, p, r) in each lane (h3_fft.h).
+// The forward of H3 in its FFT form: the long filter by transforms of whole sequences, T log T, one (head, p, r) in each lane
+// (h3_fft.h).
 //
-// A task is a run of batch rows and as many heads as fill the lanes; the filter's transform is made once for all its rows. With
-// f^R the sequence f from its end, n - 1 - j for j, every product is causal and takes the same ring:
-//
-//   s = kd * kv,   dkv = (kd * ds^R)^R,   g = dkd = (kv * ds^R)^R         ds_t = q_t[p] dy_t[r]
-//
-// so a batch row costs two transforms forward and four backward, and g one for all rows of a task: it is summed as a transform.
-// The filter and the gradients of its parameters are products with 64 powers of a, as in the chunked form.
+// A task is a run of batch rows and as many heads as fill the lanes; the filter's transform is made once for all its rows, and
+// a row costs two transforms, s = kd * kv. The filter is a product with 64 powers of a, as in the chunked form.
+#include "h3_chunk.h"
 #include "h3_fft.h"
 #include "h3_fft_call.h"
-#include "h3_totals.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
@@ -41,24 +37,23 @@ struct Lanes {
 
 template <class T>
 struct Scratch {
-  T *K, *X, *Z, *G;           // transforms
-  T *keys, *kbar, *dkbar;     // [pad + T + pad, ldc]: rows of the task's channels
-  T *y, *dv;                  // [T, ldc] for P > 1: sums over the slots (out or dq, dv)
+  T *K, *X;                   // transforms
+  T *keys, *kbar;             // [pad + T + pad, ldc], [T + pad, ldc]: rows of the task's channels
+  T* y;                       // [T, ldc] for P > 1: out, sums over the slots
   T *taps, *shift;            // [R, ldc], [R]: the short filter
   T *rows, *powers, *turned;  // [J, 2 Mp], [64, 2 Mp], [2 Mp, 64]
-  T *slopes, *sums;           // [64, 2 Mp]: j a^{j-1}; [J, 2 Mp]
   T* filter;                  // [J, 64]
-  double *power, *product, *last, *sb, *sc, *row;
-  double *F_a, *F_bd, *F_c, *dd, *dks, *dsb, *dsc;
+  double *power, *product;    // [2 Mp]
+  double *sb, *sc, *row;      // [R]
   H3Head head;
 
-  static Scratch cut(Arena& arena, const H3Shape& shape, const Ring<T>& ring, int64_t heads, int64_t pad, bool backward) {
+  static Scratch cut(Arena& arena, const H3Shape& shape, const Ring<T>& ring, int64_t heads, int64_t pad) {
     Scratch r{};
     const int64_t Mp = round_up<T>(shape.M), ldc = round_up<T>(heads * shape.P), R = shape.R, width = 2 * Mp;
     r.K = arena.take<T>(ring.elements());
     r.X = arena.take<T>(ring.elements());
     r.keys = arena.take<T>((shape.T + 2 * pad) * ldc);
-    r.kbar = arena.take<T>((shape.T + 2 * pad) * ldc);
+    r.kbar = arena.take<T>((shape.T + pad) * ldc);
     if (shape.P > 1) r.y = arena.take<T>(shape.T * ldc);
     r.taps = arena.take<T>(R * ldc);
     r.shift = arena.take<T>(R);
@@ -68,32 +63,17 @@ struct Scratch {
     r.filter = arena.take<T>(kH3Window);
     r.power = arena.take<double>(width);
     r.product = arena.take<double>(width);
-    r.last = arena.take<double>(width);
     r.sb = arena.take<double>(R);
     r.sc = arena.take<double>(R);
-    r.row = arena.take<double>(R > width ? R : width);
+    r.row = arena.take<double>(R);
     r.head = H3Head::cut(arena, Mp);
-    if (!backward) return r;
-    r.Z = arena.take<T>(ring.elements());
-    r.G = arena.take<T>(ring.elements());
-    r.dkbar = arena.take<T>((shape.T + 2 * pad) * ldc);
-    if (shape.P > 1) r.dv = arena.take<T>(shape.T * ldc);
-    r.slopes = arena.take<T>(n64 * width);
-    r.sums = arena.take<T>(kH3Chunks * width);
-    r.F_a = arena.take<double>(heads * width);
-    r.F_bd = arena.take<double>(heads * width);
-    r.F_c = arena.take<double>(heads * width);
-    r.dd = arena.take<double>(heads);
-    r.dks = arena.take<double>(heads * shape.P * R);
-    r.dsb = arena.take<double>(heads * shape.P * R);
-    r.dsc = arena.take<double>(heads * shape.P * R);
     return r;
   }
 };
 
-// y[t] = sum_l taps[l] x[t - l], rows of ld channels; x has R - 1 rows before it (kAhead: x[t + l], and behind it); whole
-// blocks of rows are written. Sixteen taps at a time, as the chunked form.
-template <class T, bool kAhead>
+// y[t] = sum_l taps[l] x[t - l], rows of ld channels; x has R - 1 rows before it; whole blocks of rows are written. Sixteen
+// taps at a time, as the chunked form.
+template <class T>
 void filter_rows(const T* x, const T* taps, int64_t R, int64_t count, int64_t ld, T* y) {
   using X = Vec<T>;
   for (int64_t c = 0; c < ld; c += X::W) {
@@ -104,7 +84,7 @@ void filter_rows(const T* x, const T* taps, int64_t R, int64_t count, int64_t ld
         typename X::V part[kBlock] = {};
         for (; l < end; ++l) {
           const typename X::V tap = X::load(taps + l * ld + c);
-          const T* from = x + (t + (kAhead ? l : -l)) * ld + c;
+          const T* from = x + (t - l) * ld + c;
 #pragma GCC unroll 8
           for (int i = 0; i < kBlock; ++i) part[i] = fma(tap, X::load(from + i * ld), part[i]);
         }
@@ -143,27 +123,24 @@ struct Form {
 
   struct Memory {
     Ring<T> ring;
-    double *coarse, *fine, *totals;
+    double *coarse, *fine;
     char* workers;
     int64_t worker_bytes;
   };
-  H3Totals totals(const H3Grads& grads, double* memory) const { return {args, grads, shape, heads, Mp, runs, blocks, memory}; }
-  Memory cut(Arena& arena, int workers, bool backward) const {
-    const H3Grads none;
+  Memory cut(Arena& arena, int workers) const {
     Memory m;
     m.ring = Ring<T>::cut(arena, n);
     m.coarse = arena.take<double>(2 * m.ring.fine_count());
     m.fine = arena.take<double>(2 * m.ring.fine_count());
-    m.totals = arena.take<double>(backward ? totals(none, nullptr).elements() : 0);
     Arena own;
-    Scratch<T>::cut(own, shape, m.ring, heads, pad, backward);
+    Scratch<T>::cut(own, shape, m.ring, heads, pad);
     m.worker_bytes = own.used();
     m.workers = arena.take<char>(workers * m.worker_bytes);
     return m;
   }
-  Memory begin(const Launch& launch, bool backward) const {
+  Memory begin(const Launch& launch) const {
     Arena arena(launch.workspace);
-    const Memory m = cut(arena, launch.workers, backward);
+    const Memory m = cut(arena, launch.workers);
     m.ring.begin_tables(m.coarse, m.fine);
     parallel(launch, kTables, [&](int64_t part, int) { m.ring.fill_tables(m.coarse, m.fine, part, kTables); });
     return m;
@@ -171,15 +148,12 @@ struct Form {
 
   // ---- the filter
 
-  // a^j for j < 64, and j a^{j-1} for the gradients; r.power becomes a^64.
-  void powers_of(const Scratch<T>& r, const H3Head& head, bool slopes) const {
+  // a^j for j < 64; r.power becomes a^64.
+  void powers_of(const Scratch<T>& r, const H3Head& head) const {
     const int width = static_cast<int>(2 * Mp);
     one_row(Mp, r.power);
-    for (int64_t m = 0; m < width; ++m) r.last[m] = 0;
     for (int j = 0; j < n64; ++j) {
       for (int m = 0; m < width; ++m) r.powers[j * width + m] = static_cast<T>(r.power[m]);
-      for (int m = 0; slopes && m < width; ++m) r.slopes[j * width + m] = static_cast<T>(j * r.last[m]);
-      for (int m = 0; m < width; ++m) r.last[m] = r.power[m];
       multiply_rows(r.power, head.a, Mp, r.power);
     }
   }
@@ -211,7 +185,7 @@ struct Form {
     const int width = static_cast<int>(2 * Mp);
     H3Head head = r.head;
     head.load(args, h, shape.M, Mp);
-    powers_of(r, head, false);
+    powers_of(r, head);
     load_tile_transposed<T>(r.powers, width, n64, width, r.turned, n64);
     multiply_rows(head.c, head.bd, Mp, r.product);
     for (int64_t t = 0; t < shape.T; t += kH3Window) {
@@ -246,9 +220,6 @@ struct Form {
   LINNET_INLINE void add(T* row, const int64_t* channel, int count, V x) const {
     for (int l = 0; l < count; ++l) row[channel[l]] += x[l];
   }
-  void store_rows(const T* rows, const View& view, int64_t b, int64_t first, int channels) const {
-    if (view.given()) store_tile<T>(rows, ldc, static_cast<int>(shape.T), channels, view.at<E>(b, 0, first), view.stride[1]);
-  }
 
   void short_filters(const Scratch<T>& r, int64_t h0, int64_t count) const {
     for (int64_t i = 0; i < shape.R * ldc; ++i) r.taps[i] = 0;
@@ -264,7 +235,7 @@ struct Form {
     load_tile<T>(args.k.at<const E>(b, 0, h0 * shape.P), args.k.stride[1], static_cast<int>(shape.T),
                  static_cast<int>(count * shape.P), r.keys + pad * ldc, ldc);
     h3_clear(r.keys + (pad + shape.T) * ldc, pad * ldc);
-    filter_rows<T, false>(r.keys + pad * ldc, r.taps, shape.R, shape.T, ldc, r.kbar);
+    filter_rows<T>(r.keys + pad * ldc, r.taps, shape.R, shape.T, ldc, r.kbar);
   }
   // The transform of kv into X. A transform would carry what is not finite to earlier tokens too: a lane is zero from there on,
   // and returned is the NaN that belongs there.
@@ -288,10 +259,10 @@ struct Form {
   // ---- forward
 
   void forward(const H3Out& out, const Launch& launch) const {
-    const Memory m = begin(launch, false);
+    const Memory m = begin(launch);
     parallel(launch, runs * blocks, [&](int64_t task, int worker) {
       Arena own(m.workers + worker * m.worker_bytes);
-      const Scratch<T> r = Scratch<T>::cut(own, shape, m.ring, heads, pad, false);
+      const Scratch<T> r = Scratch<T>::cut(own, shape, m.ring, heads, pad);
       const int64_t run = task / blocks, h0 = task % blocks * heads, count = shape.H - h0 < heads ? shape.H - h0 : heads;
       filters(r, m.ring, h0, count);
       short_filters(r, h0, count);
@@ -327,177 +298,6 @@ struct Form {
       }
     }
   }
-
-  // ---- backward
-
-  void backward(const H3Grads& grads, const Launch& launch) const {
-    const Memory m = begin(launch, true);
-    const H3Totals all = totals(grads, m.totals);
-    parallel(launch, runs * blocks, [&](int64_t task, int worker) {
-      Arena own(m.workers + worker * m.worker_bytes);
-      const Scratch<T> r = Scratch<T>::cut(own, shape, m.ring, heads, pad, true);
-      const int64_t run = task / blocks, h0 = task % blocks * heads, count = shape.H - h0 < heads ? shape.H - h0 : heads;
-      filters(r, m.ring, h0, count);
-      short_filters(r, h0, count);
-      for (double* sums_of : {r.F_a, r.F_bd, r.F_c}) h3_clear(sums_of, heads * 2 * Mp);
-      h3_clear(r.dd, heads);
-      for (double* sums_of : {r.dks, r.dsb, r.dsc}) h3_clear(sums_of, heads * shape.P * shape.R);
-      m.ring.clear(r.G, 0, n);
-      for (int64_t b = run * shape.B / runs; b < (run + 1) * shape.B / runs; ++b) backward_row(r, m.ring, grads, b, h0, count);
-      parameters(r, m.ring, h0, count);
-      all.put(run, task % blocks, r.F_a, r.F_bd, r.F_c, r.dd, r.dks, r.dsb, r.dsc, r.sb, r.sc);
-    });
-    parallel(launch, blocks, [&](int64_t block, int) { all.finish(block); });
-  }
-
-  void backward_row(const Scratch<T>& r, const Ring<T>& ring, const H3Grads& grads, int64_t b, int64_t h0,
-                    int64_t count) const {
-    const int channels = static_cast<int>(count * shape.P);
-    T* dkbar = r.dkbar;  // R rows of zeros behind it
-    load_keys(r, b, h0, count);
-    h3_clear(dkbar, (shape.T + 2 * pad) * ldc);
-    if (!one()) {
-      h3_clear(r.y, shape.T * ldc);
-      h3_clear(r.dv, shape.T * ldc);
-    }
-    for (int64_t g = 0; g < groups; ++g) {
-      const Lanes<T> lanes(shape, h0, count, g);
-      if (lanes.count <= 0) break;
-      const bool whole = !any(is_nan(load_products(r, ring, lanes, b)));
-      if (grads.dq.given()) {
-        ring.template multiply<false>(r.X, r.K, r.Z);
-        ring.inverse(r.Z);
-        V broken = X::zero();
-        for (int64_t t = 0; t < shape.T; ++t) {
-          V s = ring.get(r.Z, t);
-          if (!whole) s += repeat_break(r, lanes, b, t, &broken);
-          put_dq(r, grads, lanes, b, t, s);
-        }
-      }
-      ring.clear(r.Z, 0, n - shape.T);
-      V direct = X::zero();  // sum kv ds, which a transform would give with the error of its largest g
-      for (int64_t t = 0; t < shape.T; ++t) {
-        const V ds = gather(args.q, b, t, lanes.q, lanes.count) * gradient(grads, lanes, b, t);
-        const V kv = gather(r.kbar + t * ldc, lanes.in_p, lanes.count) * gather(args.v, b, t, lanes.v, lanes.count);
-        ring.put(r.Z, n - 1 - t, ds);
-        direct = fma(kv, ds, direct);
-        if (t % 64 == 63 || t + 1 == shape.T) {
-          for (int l = 0; l < lanes.count; ++l) r.dd[lanes.head(l)] += static_cast<double>(direct[l]);
-          direct = X::zero();
-        }
-      }
-      ring.forward(r.Z);
-      ring.template multiply<true>(r.X, r.Z, r.G);
-      ring.template multiply<false>(r.Z, r.K, r.Z);
-      ring.inverse(r.Z);
-      for (int64_t t = 0; t < shape.T; ++t) {
-        const V dkv = ring.get(r.Z, n - 1 - t), kbar = gather(r.kbar + t * ldc, lanes.in_p, lanes.count);
-        const V v = gather(args.v, b, t, lanes.v, lanes.count);
-        if (one()) {
-          X::store(dkbar + t * ldc, dkv * v);
-          if (grads.dv.given()) X::store(grads.dv.at<E>(b, t, lanes.v[0]), dkv * kbar, lanes.count);
-        } else {
-          add(dkbar + t * ldc, lanes.in_p, lanes.count, dkv * v);
-          add(r.dv + t * ldc, lanes.in_r, lanes.count, dkv * kbar);
-        }
-      }
-    }
-    if (!one()) {
-      store_rows(r.y, grads.dq, b, h0 * shape.P, channels);
-      store_rows(r.dv, grads.dv, b, h0 * shape.P, channels);
-    }
-    if (grads.dk.given()) {
-      filter_rows<T, true>(dkbar, r.taps, shape.R, shape.T, ldc, r.kbar);
-      store_rows(r.kbar, grads.dk, b, h0 * shape.P, channels);
-    }
-    add_short(r, dkbar, channels);
-  }
-  LINNET_INLINE V gradient(const H3Grads& grads, const Lanes<T>& lanes, int64_t b, int64_t t) const {
-    return grads.dout.given() ? gather(grads.dout, b, t, lanes.out, lanes.count) : X::zero();
-  }
-  LINNET_INLINE void put_dq(const Scratch<T>& r, const H3Grads& grads, const Lanes<T>& lanes, int64_t b, int64_t t, V s) const {
-    const V dq = s * gradient(grads, lanes, b, t);
-    if (one()) {
-      X::store(grads.dq.at<E>(b, t, lanes.q[0]), dq, lanes.count);
-    } else {
-      add(r.y + t * ldc, lanes.in_p, lanes.count, dq);
-    }
-  }
-  // dks_l += sum_t k_{t-l} dkbar_t: eight taps at a time, 1024 tokens in T, beyond in double.
-  void add_short(const Scratch<T>& r, const T* dkbar, int channels) const {
-    constexpr int64_t kSpan = 1024;
-    for (int64_t c = 0; c < ldc; c += X::W) {
-      for (int64_t l = 0; l < shape.R; l += kBlock) {
-        for (int64_t t0 = 0; t0 < shape.T; t0 += kSpan) {
-          const int64_t end = t0 + kSpan < shape.T ? t0 + kSpan : shape.T;
-          V total[kBlock] = {};
-          for (int64_t t = t0; t < end; ++t) {
-            const V d = X::load(dkbar + t * ldc + c);
-            const T* key = r.keys + (pad + t - l) * ldc + c;
-#pragma GCC unroll 8
-            for (int i = 0; i < kBlock; ++i) total[i] = fma(d, X::load(key - i * ldc), total[i]);
-          }
-          for (int i = 0; i < kBlock && l + i < shape.R; ++i) {
-            for (int lane = 0; lane < X::W && c + lane < channels; ++lane) {
-              r.dks[(c + lane) * shape.R + l + i] += static_cast<double>(total[i][lane]);
-            }
-          }
-        }
-      }
-    }
-  }
-
-  // From g to F_a, F_bd, F_c: S0 = sum_l g_l a^l, S1 = sum_l l g_l a^{l-1} by 64 taps at a time.
-  void parameters(const Scratch<T>& r, const Ring<T>& ring, int64_t h0, int64_t count) const {
-    const int width = static_cast<int>(2 * Mp);
-    const Lanes<T> lanes(shape, h0, count, 0);
-    const T scale = T(1) / static_cast<T>(n);
-    ring.inverse(r.G);
-    T* g = r.X;  // [T, W]
-    for (int64_t l = 0; l < shape.T; ++l) X::store(g + l * X::W, ring.get(r.G, n - 1 - l) * X::broadcast(scale));
-    for (int h = 0; h < count; ++h) {
-      H3Head head = r.head;
-      head.load(args, h0 + h, shape.M, Mp);
-      powers_of(r, head, true);
-      double *S0 = r.F_c + h * width, *S1 = r.F_a + h * width, *start = r.product, *before = r.last;  // a^{64 i}, a^{64 i - 1}
-      one_row(Mp, start);
-      for (int m = 0; m < width; ++m) before[m] = 0;
-      for (int64_t t = 0; t < shape.T; t += kH3Window) {
-        const int tokens = shape.T - t < kH3Window ? static_cast<int>(shape.T - t) : kH3Window;
-        const int chunks = (tokens + n64 - 1) / n64;
-        for (int i = 0; i < chunks * n64; ++i) {
-          T sum_of = 0;
-          for (int l = 0; i < tokens && l < lanes.count; ++l) sum_of += lanes.head(l) == h ? g[(t + i) * X::W + l] : T(0);
-          r.filter[i] = sum_of;
-        }
-        gemm<T>(chunks, width, n64, as_is(r.filter, n64), r.powers, width, r.rows, width, Store{});
-        gemm<T>(chunks, width, n64, as_is(r.filter, n64), r.slopes, width, r.sums, width, Store{});
-        for (int i = 0; i < chunks; ++i) {
-          add_product(1, r.rows + i * width, start, Mp, S0);
-          add_product(1, r.sums + i * width, start, Mp, S1);
-          add_product(static_cast<double>(t + i * n64), r.rows + i * width, before, Mp, S1);
-          next_start(head, r.power, start, before);
-        }
-      }
-      // F_a = c bd S1, F_bd = c S0, F_c = bd S0
-      multiply_rows(head.c, head.bd, Mp, r.row);
-      multiply_rows(S1, r.row, Mp, S1);
-      multiply_rows(S0, head.c, Mp, r.F_bd + h * width);
-      multiply_rows(S0, head.bd, Mp, S0);
-    }
-  }
-  // start <- a^64 start, before <- a^64 before; the first time before is a^63, which a^64 / a gives.
-  LINNET_INLINE void next_start(const H3Head& head, const double* power, double* start, double* before) const {
-    bool first = true;
-    for (int64_t m = 0; m < 2 * Mp; ++m) first = first && before[m] == 0;
-    if (!first) {
-      multiply_rows(before, power, Mp, before);
-    } else {
-      one_row(Mp, before);
-      for (int j = 1; j < n64; ++j) multiply_rows(before, head.a, Mp, before);
-    }
-    multiply_rows(start, power, Mp, start);
-  }
 };
 
 }  // namespace
@@ -505,13 +305,10 @@ struct Form {
 void h3_fft_forward(const H3Args& args, const H3Out& out, const Launch& launch) {
   by_dtype(args.q.dtype, [&]<class T, class E>() { Form<T, E>(args).forward(out, launch); });
 }
-void h3_fft_backward(const H3Args& args, const H3Grads& grads, const Launch& launch) {
-  by_dtype(args.q.dtype, [&]<class T, class E>() { Form<T, E>(args).backward(grads, launch); });
-}
-int64_t h3_fft_workspace(const H3Args& args, Pass pass, int workers) {
+int64_t h3_fft_workspace(const H3Args& args, int workers) {
   return by_dtype(args.q.dtype, [&]<class T, class E>() {
     Arena arena;
-    Form<T, E>(args).cut(arena, workers, pass == Pass::backward);
+    Form<T, E>(args).cut(arena, workers);
     return arena.used();
   });
 }

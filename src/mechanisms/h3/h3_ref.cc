@@ -7,19 +7,6 @@
 namespace linnet::ref {
 namespace {
 
-struct Sizes {
-  int64_t B, T, C, H, P, R, M;
-  template <class Args>
-  explicit Sizes(const Args& args)
-      : B(args.q.size[0]),
-        T(args.q.size[1]),
-        C(args.q.size[2]),
-        H(args.log_dt.size[0]),
-        P(H == 0 ? 0 : C / H),
-        R(args.sb.size[1]),
-        M(args.imag.size[1]) {}
-};
-
 struct Scratch {
   H3Pair* pairs;                     // [M]
   double *x, *kbar;                  // [T + 1, R] states of one channel, [P, T]
@@ -29,7 +16,7 @@ struct Scratch {
   double* sums;                      // dsb [C, R], dsc [C, R], dsd [C], dd [H]
   Complex* F_all;                    // [H, 3, M]
 
-  static Scratch cut(Arena& arena, const Sizes& s, bool backward) {
+  static Scratch cut(Arena& arena, const H3Shape& s, bool backward) {
     Scratch r{};
     r.pairs = arena.take<H3Pair>(s.M);
     r.x = arena.take<double>((s.T + 1) * s.R);
@@ -50,7 +37,7 @@ struct Scratch {
 
 // Channel c of one sequence: states x after each token into r.x [L + 1, R], kbar. state: x before the first token, or absent.
 template <class Args>
-void shift(const Args& args, const Sizes& s, const Sequence& at, const View& state, int64_t n, int64_t c, double* x,
+void shift(const Args& args, const H3Shape& s, const Sequence& at, const View& state, int64_t n, int64_t c, double* x,
            double* kbar) {
   for (int64_t i = 0; i < s.R; ++i) x[i] = state.given() ? element(state, n, c, i) : 0;
   for (int64_t t = 0; t < at.length(); ++t, x += s.R) {
@@ -66,7 +53,7 @@ void shift(const Args& args, const Sizes& s, const Sequence& at, const View& sta
 
 // States X of one (p, r) after each token into X [L + 1, M], and s_t.
 template <class Args, class Use>
-void diagonal(const Args& args, const Sizes& s, const Sequence& at, const View& state, int64_t n, int64_t h, int64_t p,
+void diagonal(const Args& args, const H3Shape& s, const Sequence& at, const View& state, int64_t n, int64_t h, int64_t p,
               int64_t r, const H3Pair* pairs, const double* kbar, Complex* X, const Use& use) {
   for (int64_t m = 0; m < s.M; ++m) {
     X[m] = {};
@@ -84,7 +71,7 @@ void diagonal(const Args& args, const Sizes& s, const Sequence& at, const View& 
 }
 
 template <class Args>
-void forward(const Args& args, const Sizes& s, const Scratch& r, const Sequence& at, int64_t n, const View& shift_before,
+void forward(const Args& args, const H3Shape& s, const Scratch& r, const Sequence& at, int64_t n, const View& shift_before,
              const View& diag_before, const View& out, const View& shift_after, const View& diag_after) {
   for (int64_t h = 0; h < s.H; ++h) {
     for (int64_t m = 0; m < s.M; ++m) r.pairs[m] = h3_pair(args, h, m);
@@ -111,7 +98,7 @@ void forward(const Args& args, const Sizes& s, const Scratch& r, const Sequence&
   }
 }
 
-void taps(const H3Args& args, const Sizes& s, const Scratch& r, const H3Out& out) {
+void taps(const H3Args& args, const H3Shape& s, const Scratch& r, const H3Out& out) {
   for (int64_t c = 0; out.taps_shift.given() && c < s.C; ++c) {
     for (int64_t l = 0; l < s.T; ++l) {
       double sum = 0;
@@ -135,7 +122,7 @@ void taps(const H3Args& args, const Sizes& s, const Scratch& r, const H3Out& out
   }
 }
 
-void store_rows(const View& view, const Sequence& at, const Sizes& s, int64_t h, const double* rows) {
+void store_rows(const View& view, const Sequence& at, const H3Shape& s, int64_t h, const double* rows) {
   for (int64_t p = 0; view.given() && p < s.P; ++p) {
     for (int64_t t = 0; t < at.length(); ++t) set_element(view, rows[p * s.T + t], at.b, at.begin + t, h * s.P + p);
   }
@@ -144,7 +131,7 @@ void store_rows(const View& view, const Sequence& at, const Sizes& s, int64_t h,
 }  // namespace
 
 void h3_forward(const H3Args& args, const H3Out& out, const Launch& launch) {
-  const Sizes s(args);
+  const H3Shape s(args);
   Arena arena(launch.workspace);
   const Scratch r = Scratch::cut(arena, s, false);
   for (int64_t n = 0; n < sequence_count(args.cu_seqlens, s.B); ++n) {
@@ -155,7 +142,7 @@ void h3_forward(const H3Args& args, const H3Out& out, const Launch& launch) {
 }
 
 void h3_backward(const H3Args& args, const H3Out&, const H3Grads& grads, const Launch& launch) {
-  const Sizes s(args);
+  const H3Shape s(args);
   Arena arena(launch.workspace);
   const Scratch r = Scratch::cut(arena, s, true);
   double *dsb = r.sums, *dsc = dsb + s.C * s.R, *dsd = dsc + s.C * s.R, *dd = dsd + s.C;
@@ -258,12 +245,12 @@ void h3_backward(const H3Args& args, const H3Out&, const H3Grads& grads, const L
 
 int64_t h3_workspace(const H3Args& args, Pass pass, int) {
   Arena arena;
-  Scratch::cut(arena, Sizes(args), pass == Pass::backward);
+  Scratch::cut(arena, H3Shape(args), pass == Pass::backward);
   return arena.used();
 }
 
 void h3_decode_forward(const H3DecodeArgs& args, const H3DecodeOut& out, const Launch& launch) {
-  const Sizes s(args);
+  const H3Shape s(args);
   Arena arena(launch.workspace);
   const Scratch r = Scratch::cut(arena, s, false);
   for (int64_t b = 0; b < s.B; ++b) {
@@ -273,7 +260,7 @@ void h3_decode_forward(const H3DecodeArgs& args, const H3DecodeOut& out, const L
 
 int64_t h3_decode_workspace(const H3DecodeArgs& args, Pass, int) {
   Arena arena;
-  Scratch::cut(arena, Sizes(args), false);
+  Scratch::cut(arena, H3Shape(args), false);
   return arena.used();
 }
 

@@ -1,11 +1,24 @@
-// The diagonal SSM's discretisation and its gradient, in double: shared by the reference and the kernels. The page's formulas;
-// complex gradients are holomorphic, F_x with d/dRe x = 2 Re F_x and d/dIm x = -2 Im F_x.
+// What the reference and the kernels of H3 share: its sizes, and the diagonal SSM's discretisation and gradient in double. The
+// page's formulas; complex gradients are holomorphic, F_x with d/dRe x = 2 Re F_x and d/dIm x = -2 Im F_x.
 #pragma once
 
 #include "core/element.h"
 #include "h3.h"
 
 namespace linnet {
+
+struct H3Shape {
+  int64_t B, T, C, H, P, R, M;
+  template <class Args>
+  LINNET_INLINE explicit H3Shape(const Args& args)
+      : B(args.q.size[0]),
+        T(args.q.size[1]),
+        C(args.q.size[2]),
+        H(args.log_dt.size[0]),
+        P(H == 0 ? 0 : C / H),
+        R(args.sb.size[1]),
+        M(args.imag.size[1]) {}
+};
 
 struct Complex {
   double re = 0, im = 0;

@@ -44,14 +44,15 @@ struct Block {
     r.out = arena.take<T>(kSpan * r.ldk);
     return r;
   }
+  template <class E>
   void begin(const SelectiveScanArgs& args, const ScanBlocks& blocks, int64_t block) {
     first = blocks.first(block);
     width = blocks.width(block);
     group = blocks.group(block);
     for (int64_t i = 0; i < K * kBlock; ++i) A[i] = 0;
     load_tile_transposed<T>(args.A.at<const T>(first, 0), args.A.stride[0], width, K, A, kBlock);
-    load_channels(args.dt_bias, first, width, bias);
-    load_channels(args.D, first, width, skip);
+    load_channels<T, E>(args.dt_bias, args.x.dtype, first, width, bias);
+    load_channels<T, E>(args.D, args.x.dtype, first, width, skip);
   }
   // [K, 64] from and to a row n of a state [N, E, K]
   void load_state(const View& state, int64_t n, T* to) const {
@@ -90,13 +91,13 @@ void scan_span(const Block<T>& r, int rows, T* states, T* factors) {
   const int64_t step = static_cast<int64_t>(r.K) * kBlock;
   for (int c = 0; c < r.width; c += X::W) {
     for (int i = 0; i < rows; ++i) {
-      const V delta = X::load(r.delta + i * kBlock + c), v = X::load(r.v + i * kBlock + c);
+      const V rate = exponents(X::load(r.delta + i * kBlock + c)), v = X::load(r.v + i * kBlock + c);
       const T* in = r.in + i * r.ldk;
       const T* out = r.out + i * r.ldk;
       V y[4] = {};  // four sums in turn: shorter ones round less
       for (int n = 0; n < r.K; ++n) {
         const int64_t at = n * kBlock + c;
-        const Factor<V> f = factor_of(delta * X::load(r.A + at));
+        const Factor<V> f = factor_of(rate * X::load(r.A + at));
         V h = X::load(r.h + at);
         if constexpr (kKeep) {
           X::store(states + i * step + at, h);
@@ -108,7 +109,7 @@ void scan_span(const Block<T>& r, int rows, T* states, T* factors) {
           h = base + change;
           X::store(r.low + at, change - (h - base));
         } else {
-          h = advance(f.value, f.near, h, X::broadcast(in[n]) * v);
+          h = advance(f, h, X::broadcast(in[n]) * v);
         }
         X::store(r.h + at, h);
         if constexpr (kRead) {
@@ -129,14 +130,14 @@ inline void scan_span_wide(const Block<float>& r, int rows) {
   using X = Vec<float>;
   for (int c = 0; c < r.width; c += X::W) {
     for (int i = 0; i < rows; ++i) {
-      const vf delta = X::load(r.delta + i * kBlock + c);
+      const vf rate = exponents(X::load(r.delta + i * kBlock + c));
       const Wide v = widen(X::load(r.v + i * kBlock + c));
       const float* in = r.in + i * r.ldk;
       const float* out = r.out + i * r.ldk;
       Wide y = {}, next_y = {};  // two sums in turn
       for (int n = 0; n < r.K; ++n) {
         const int64_t at = n * kBlock + c;
-        const Wide factor = widen(factor_of(delta * X::load(r.A + at)));
+        const Wide factor = widen(factor_of(rate * X::load(r.A + at)));
         const vd b = Vec<double>::broadcast(static_cast<double>(in[n])),
                  o = Vec<double>::broadcast(static_cast<double>(out[n]));
         double* h = r.wide + at;
@@ -177,7 +178,7 @@ struct Forward {
       const int64_t n = task / blocks.count;
       const Sequence at = sequence_of(args.cu_seqlens, args.x.size[1], n);
       r.b = at.b;
-      r.begin(args, blocks, task % blocks.count);
+      r.template begin<E>(args, blocks, task % blocks.count);
       r.load_state(args.initial_state, n, r.h);
       const bool wide = sizeof(T) == 4 && at.length() <= kShort;
       for (int64_t j = 0; j < K * kBlock; ++j) r.low[j] = 0;
@@ -325,11 +326,12 @@ struct Backward {
       const T* factors = w.factors + i * step + c;
       T* sum_in = w.sum_in + i * K * X::W;
       T* sum_out = w.sum_out + i * K * X::W;
+      const V rate = exponents(delta);
       V read = X::zero(), rate_sum = X::zero();
       for (int n = 0; n < r.K; ++n) {
         const int64_t at = n * kBlock;
         const V A = X::load(r.A + at + c), f = X::load(factors + at), h = X::load(before + at);
-        const V base = select(is_near(delta * A), X::broadcast(1), X::zero());
+        const V base = select(is_near(rate * A), X::broadcast(1), X::zero());
         V R = X::load(w.R + at + c);
         R = fma(X::load(w.base + at + c), R, fma(X::load(w.next + at + c), R, X::broadcast(out[n]) * dy));
         X::store(w.R + at + c, R);
@@ -411,7 +413,7 @@ struct Backward {
       Block<T> r = Block<T>::cut(own, K);
       const Reverse<T> w = Reverse<T>::cut(own, K, tokens);
       const int64_t part = task / blocks.count, block = task % blocks.count;
-      r.begin(args, blocks, block);
+      r.template begin<E>(args, blocks, block);
       clear(w.total, (K + 2) * kBlock);
       for (int64_t n = part * N / runs; n < (part + 1) * N / runs; ++n) {
         r.b = sequence_of(args.cu_seqlens, tokens, n).b;

@@ -9,30 +9,49 @@
 
 namespace linnet::LINNET_ISA {
 
-// h -> exp(g) h + b. A decay near 1 rounded to f32 drifts with the memory's length, so there h + (expm1(g) h + b), the bracket
-// first (recurrence.md section 2). Below |g| = 0.34 the range reduction of exp has nothing to reduce, and its polynomial is
-// expm1: `factor` is that, elsewhere exp(g), and `near` tells which.
+// h -> 2^t h + b, t = g log2(e). A decay near 1 rounded to f32 drifts with the memory's length, so there h + ((2^t - 1) h + b),
+// the bracket first (recurrence.md section 2). Up to |t| = 1/2 the range reduction has nothing to reduce, and its polynomial is
+// 2^t - 1: `value` is that, elsewhere 2^t, and `near` tells which. An error of t costs t 2^t times as much.
 template <class V>
 struct Factor {
   V value;
   decltype(lt(V{}, V{})) near;
 };
 template <class V>
-LINNET_INLINE auto is_near(V g) {
-  return lt(abs(g), splat<V>(typename Real<V>::T(0.34)));
+LINNET_INLINE V exponents(V delta) {
+  return delta * Real<V>::kLog2e;
 }
 template <class V>
-LINNET_INLINE Factor<V> factor_of(V g) {
-  using R = Real<V>;
-  const V clamped = min(splat<V>(R::kExpHigh), max(splat<V>(R::kExpLow), g));
-  V n;
-  const V r = reduce_exp(clamped, &n), small = fma(r * r, exp_tail(r), r);
-  const auto near = is_near(g);
-  return {select(near, small, scale_by_power(small + typename R::T(1), n)), near};
+LINNET_INLINE auto is_near(V t) {
+  return eq(round(t), V{});
 }
 template <class V>
-LINNET_INLINE V advance(V factor, decltype(lt(V{}, V{})) near, V h, V b) {
-  return select(near, h, V{}) + fma(factor, h, b);
+LINNET_INLINE Factor<V> factor_of(V t) {
+  using T = typename Real<V>::T;
+  constexpr T edge = 2 * static_cast<T>(Real<V>::kBias);
+  t = min(splat<V>(edge), max(splat<V>(-edge), t));  // in this order NaN stays
+  const V n = round(t), f = t - n, small = f * exp2_tail(f);
+  const auto near = eq(n, V{});
+  return {select(near, small, scale_by_power(small + T(1), n)), near};
+}
+// a + b where m, elsewhere a
+LINNET_INLINE vf add_where(mf m, vf a, vf b) {
+#if defined(LINNET_ISA_avx512)
+  return _mm512_mask_add_ps(a, m, a, b);
+#else
+  return a + select(m, b, vf{});
+#endif
+}
+LINNET_INLINE vd add_where(md m, vd a, vd b) {
+#if defined(LINNET_ISA_avx512)
+  return _mm512_mask_add_pd(a, m, a, b);
+#else
+  return a + select(m, b, vd{});
+#endif
+}
+template <class V>
+LINNET_INLINE V advance(const Factor<V>& f, V h, V b) {
+  return add_where(f.near, fma(f.value, h, b), h);
 }
 
 // The halves of a vector in double.
@@ -57,8 +76,8 @@ LINNET_INLINE Wide widen(const Factor<vf>& f) {
   Wide r = widen(f.value);
 #if defined(LINNET_ISA_avx512)
   const vd one = vd{} + 1.0;
-  r.low = _mm512_mask_add_pd(r.low, static_cast<md>(f.near), r.low, one);
-  r.high = _mm512_mask_add_pd(r.high, static_cast<md>(f.near >> 8), r.high, one);
+  r.low = add_where(static_cast<md>(f.near), r.low, one);
+  r.high = add_where(static_cast<md>(f.near >> 8), r.high, one);
 #else
   const Wide base = widen(select(f.near, splat<vf>(1.0f), vf{}));
   r.low += base.low;
@@ -87,13 +106,13 @@ struct ScanBlocks {
   }
 };
 
-// A parameter per channel, in its own type; zeros when absent.
-template <class T>
-LINNET_INLINE void load_channels(const View& view, int64_t first, int width, T* to) {
-  for (int c = 0; c < kScanBlock; ++c) {
-    const bool known = view.given() && c < width;
-    to[c] = known ? static_cast<T>(load_f64(view.data, view.dtype, (first + c) * view.stride[0])) : T(0);
-  }
+// A parameter per channel, of the call's type E or of T; zeros when absent.
+template <class T, class E>
+LINNET_INLINE void load_channels(const View& view, Dtype io, int64_t first, int width, T* to) {
+  for (int c = 0; c < kScanBlock; c += Vec<T>::W) Vec<T>::store(to + c, Vec<T>::zero());
+  if (!view.given()) return;
+  if (view.dtype == io) return load_tile<T>(view.at<const E>(first), 0, 1, width, to, 0);
+  load_tile<T>(view.at<const T>(first), 0, 1, width, to, 0);
 }
 
 // y + D x, times silu(z), to memory.
