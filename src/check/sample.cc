@@ -131,7 +131,8 @@ void draw_enough(Case* c) {
     });
   }
   const bool parameter = std::any_of(op.inputs.begin(), op.inputs.end(), [&](const TensorDecl& decl) {
-    return decl.differentiable && (!decl.optional || contains(c->with, decl.name)) && decl.shape == "H";
+    const bool few = decl.shape == "H" || (width < kIndependent && (decl.shape == "H K" || decl.shape == "H V"));
+    return decl.differentiable && (!decl.optional || contains(c->with, decl.name)) && few;
   });
   if (c->backward && parameter && most > 0) {
     for (auto& [letter, value] : c->letters) {

@@ -26,6 +26,15 @@ LINNET_INLINE typename Vec<T>::V swap_pairs(typename Vec<T>::V v) {
   for (int l = 0; l < Vec<T>::W; ++l) index[l] = l ^ 1;
   return __builtin_shuffle(v, index);
 }
+// Each lane takes what the lane below it has; the first is 0.
+template <class T>
+LINNET_INLINE typename Vec<T>::V shift_lanes(typename Vec<T>::V v) {
+  constexpr int W = Vec<T>::W;
+  typename Vec<T>::I index;
+#pragma GCC unroll 16
+  for (int l = 0; l < W; ++l) index[l] = l == 0 ? W : l - 1;
+  return __builtin_shuffle(v, Vec<T>::zero(), index);
+}
 LINNET_INLINE vd zip(vd a, vd b, int half) {
   typename D::I index;
 #pragma GCC unroll 8
@@ -39,12 +48,20 @@ LINNET_INLINE vd widen(const float* p) {
   typedef float half __attribute__((vector_size(kVectorBytes / 2)));
   half v;
   __builtin_memcpy(&v, p, sizeof v);
+#if defined(LINNET_ISA_avx512)
+  return _mm512_maskz_cvtps_pd(kAll8, v);  // one instruction, which g++ 12 makes five of
+#else
   return __builtin_convertvector(v, vd);
+#endif
 }
 LINNET_INLINE void narrow(vd x, double* p) { D::store(p, x); }
 LINNET_INLINE void narrow(vd x, float* p) {
   typedef float half __attribute__((vector_size(kVectorBytes / 2)));
+#if defined(LINNET_ISA_avx512)
+  const half v = _mm512_maskz_cvtpd_ps(kAll8, x);
+#else
   const half v = __builtin_convertvector(x, half);
+#endif
   __builtin_memcpy(p, &v, sizeof v);
 }
 
@@ -123,12 +140,13 @@ LINNET_INLINE double shift(const T* sb, const double* sc, int R, T k, T* x) {
   using V = typename X::V;
   const V key = X::broadcast(k);
   vd total = D::zero();
-  T edge[X::W + 1] = {};  // cut vectors, and x[-1] = 0
   int i = R / X::W * X::W;
   if (const int lanes = R - i; lanes > 0) {
-    X::store(edge + 1, X::load(x + i, lanes));
-    total = dot(edge + 1, sc + i, total);
-    const V before = i > 0 ? X::load(x + i - 1, lanes) : X::load(edge);
+    T edge[X::W];
+    const V cut = X::load(x + i, lanes);
+    X::store(edge, cut);
+    total = dot(edge, sc + i, total);
+    const V before = i > 0 ? X::load(x + i - 1, lanes) : shift_lanes<T>(cut);
     X::store(x + i, fma(X::load(sb + i), key, before), lanes);
   }
   for (i -= X::W; i > 0; i -= X::W) {
@@ -137,8 +155,7 @@ LINNET_INLINE double shift(const T* sb, const double* sc, int R, T k, T* x) {
   }
   if (i == 0) {
     total = dot(x, sc, total);
-    X::store(edge + 1, X::load(x));
-    X::store(x, fma(X::load(sb), key, X::load(edge)));
+    X::store(x, fma(X::load(sb), key, shift_lanes<T>(X::load(x))));
   }
   return sum(total);
 }

@@ -1,4 +1,5 @@
-// One step of MetaLA: per (batch row, head) and token one visit of the state in place (recurrence/decode_gated.h).
+// One step of MetaLA: per (batch row, head) and token one visit of the state in place, row after row (recurrence/decode.h). The
+// tie k = 1 - exp(g) = -e makes a step of a weakly decaying row S + e (S - v), one multiplication less than any other decay's.
 #include "mechanisms/recurrence/decode_gated.h"
 #include "mechanisms/recurrence/engine_chunk.h"
 #include "metala.h"
@@ -19,6 +20,37 @@ struct Rows {
     return r;
   }
 };
+
+// S = S + e (S - v), or factor S + k v where the decay is strong (keep 0): S - (S - v) would round v as S. o = S^T q.
+template <int N, bool kCut, class T>
+void mix_rows(int K, int lanes, T* state, int64_t pitch, const Rows<T>& r, int at) {
+  using X = Vec<T>;
+  using V = typename X::V;
+  V values[N], sums[N] = {};
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) values[j] = X::load(r.v + at + j * X::W);
+  for (int i = 0; i < K; ++i, state += pitch) {
+    const V f = X::broadcast(r.factor[i]), q = X::broadcast(r.q[i]), k = X::broadcast(r.k[i]);
+    if (r.keep[i] == 0) {
+      decode_row<N, kCut, false>(lanes, state + at, f, k, q, values, sums);
+      continue;
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) {
+      const bool cut = kCut && j == N - 1;
+      T* to = state + at + j * X::W;
+      const V before = load_lanes(to, cut, lanes), after = fma(f, before - values[j], before);
+      sums[j] = fma(q, after, sums[j]);
+      if (cut) {
+        X::store_mask(to, after, X::prefix(lanes), lanes);
+      } else {
+        X::store(to, after);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) X::store(r.o + at + j * X::W, sums[j]);
+}
 
 template <class T, class E>
 void decode_head(const MetalaMixerDecodeArgs& args, const MetalaMixerDecodeOut& out, int64_t b, int64_t h, const Rows<T>& r) {
@@ -45,7 +77,9 @@ void decode_head(const MetalaMixerDecodeArgs& args, const MetalaMixerDecodeOut& 
       total = fma(X::load(r.q + i) * w, k, total);
     }
     const V u = X::broadcast(sum(total));
-    decode_gated_step<T>(K, width, args.state.at<T>(b, h), args.state.stride[2], r.factor, r.keep, r.k, r.q, r.v, r.o);
+    decode_slices<T>(width, [&]<int N, bool kCut>(int at, int lanes) {
+      mix_rows<N, kCut>(K, lanes, args.state.at<T>(b, h), args.state.stride[2], r, at);
+    });
     for (int j = 0; j < width; j += X::W) {
       V y = X::load(r.o + j) * X::broadcast(scale);
       const V x = u * X::load(r.v + j);

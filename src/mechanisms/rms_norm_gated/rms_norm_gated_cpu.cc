@@ -100,7 +100,8 @@ void forward(const RmsNormGatedArgs& args, const RmsNormGatedOut& out, const Lau
 }
 
 // With n the normed input (x, or x gate(z)), r its reciprocal root, d = dout weight (gate(z)):
-//   dn = r d - r^3 mean(d n) n,   dweight = dout n r (gate(z))
+//   dn = r (d - a n), a = r^2 mean(d n),   dweight = dout n r (gate(z))
+// Where d lies along n little is left of d, so a is refined once by what is left (l2_norm): mean((d - a n) n) = a eps.
 template <class T, class E>
 void backward(const RmsNormGatedArgs& args, const RmsNormGatedGrads& grads, const Launch& launch) {
   using X = Vec<T>;
@@ -140,10 +141,14 @@ void backward(const RmsNormGatedArgs& args, const RmsNormGatedGrads& grads, cons
     }
     const T root = reciprocal<T>(sum(squares), args), along = root * (sum(dots) / static_cast<T>(width)) * root;
     const V r = X::broadcast(root), minus = X::broadcast(-along);
+    V left = X::zero();
+    for (int c = 0; c < width; c += X::W) left = fma(X::load(n + c), fma(minus, X::load(n + c), X::load(d + c)), left);
+    const T excess = sum(left) / static_cast<T>(width) - along * static_cast<T>(args.eps);
+    const V rest = X::broadcast(-(root * excess * root));
     for (int c = 0; c < width; c += X::W) {
       const V row = X::load(n + c), g = X::load(gate + c), slope = X::load(gate_slope + c);
       const V incoming = dout != nullptr ? X::load(dout + c, width - c) : X::zero(), normed = row * r;
-      const V dn = r * fma(minus, row, X::load(d + c));
+      const V dn = r * fma(rest, row, fma(minus, row, X::load(d + c)));
       const V dnormed = args.norm_before_gate ? incoming * g : incoming;
       X::store(dweight + c, fma(dnormed, normed, X::load(dweight + c)));
       if (grads.dx.given()) X::store(grads.dx.at<E>(b, t, h, c), args.norm_before_gate ? dn : dn * g, width - c);
