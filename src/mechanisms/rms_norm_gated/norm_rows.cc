@@ -42,6 +42,11 @@ const char* kernel_name(char (&name)[32], const char* pass, const char* shape, D
   return name;
 }
 
+const char* stem(const NormRows& r, const Choice& choice, bool back) {
+  const bool plain = r.z.data == nullptr && r.weight == nullptr && choice.shape[0] != 'a';
+  return plain ? (back ? "plain_back" : "plain") : back ? "norm_back" : "norm";
+}
+
 // Batch rows that follow each other everywhere are one.
 NormRows joined(NormRows r) {
   for (const NormTensor& x : {r.x, r.z, r.out, r.dout, r.dx, r.dz}) {
@@ -84,15 +89,16 @@ void run_norm(const Launch& launch, const NormRows& r, Dtype dtype) {
   const int64_t rows = r.B * r.T * r.H;
   const Choice choice = choose(r, dtype);
   char name[32];
-  enqueue(launch, {kImage, kernel_name(name, "norm", choice.shape, dtype), kThreads}, {(rows + choice.rows - 1) / choice.rows},
-          joined(r));
+  enqueue(launch, {kImage, kernel_name(name, stem(r, choice, false), choice.shape, dtype), kThreads},
+          {(rows + choice.rows - 1) / choice.rows}, joined(r));
 }
 
 void run_norm_backward(const Launch& launch, const NormRows& r, Dtype dtype, const View& dweight) {
   const int64_t heads = r.together ? 1 : r.H;
   const Choice choice = choose(r, dtype);
   char name[32];
-  enqueue(launch, {kImage, kernel_name(name, "norm_back", choice.shape, dtype), kThreads}, {r.parts, heads}, joined(r));
+  enqueue(launch, {kImage, kernel_name(name, stem(r, choice, true), choice.shape, dtype), kThreads}, {r.parts, heads},
+          joined(r));
   if (!dweight.given()) return;
   const int32_t counts[2] = {static_cast<int32_t>(dweight.size[0]), static_cast<int32_t>(dweight.size[1])};
   const int64_t strides[2] = {dweight.stride[0], dweight.stride[1]};

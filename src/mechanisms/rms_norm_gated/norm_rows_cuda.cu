@@ -82,7 +82,8 @@ __device__ __forceinline__ float sum_row(float x, float* parts) {
   return ptx::sum_block<lanes>(x, parts);
 }
 
-template <class T, int lanes, int items>
+// plain: without gate and weight.
+template <class T, int lanes, int items, bool plain>
 __device__ void norm(const NormRows& r) {
   constexpr int W = kVector<T>;
   constexpr bool quick = sizeof(T) == 2;
@@ -101,13 +102,13 @@ __device__ void norm(const NormRows& r) {
     raw[i] = gates[i] = {0, 0, 0, 0};
     if (!in || at >= vectors) continue;
     raw[i] = ptx::load_once(x + at * W);
-    if (r.z.data != nullptr) gates[i] = ptx::load_once(z + at * W);
+    if (!plain && r.z.data != nullptr) gates[i] = ptx::load_once(z + at * W);
   }
   float u[items][W], squares = 0;
 #pragma unroll
   for (int i = 0; i < items; ++i) {
     ptx::to_floats<T>(raw[i], u[i]);
-    if (r.z.data != nullptr && !r.first) {
+    if (!plain && r.z.data != nullptr && !r.first) {
       float g[W];
       ptx::to_floats<T>(gates[i], g);
 #pragma unroll
@@ -121,21 +122,26 @@ __device__ void norm(const NormRows& r) {
   for (int i = 0; i < items; ++i) {
     const int at = lane + lanes * i;
     if (!in || at >= vectors) continue;
-    float g[W], weights[W];
-    load_weights<W>(r, row.h, at * W, weights);
-    if (r.z.data != nullptr && r.first) ptx::to_floats<T>(gates[i], g);
+    if constexpr (plain) {
 #pragma unroll
-    for (int c = 0; c < W; ++c) {
-      float y = u[i][c] * factor * weights[c];
-      if (r.z.data != nullptr && r.first) y *= gate_of<quick>(r, g[c]);
-      u[i][c] = y;
+      for (int c = 0; c < W; ++c) u[i][c] *= factor;
+    } else {
+      float g[W], weights[W];
+      load_weights<W>(r, row.h, at * W, weights);
+      if (r.z.data != nullptr && r.first) ptx::to_floats<T>(gates[i], g);
+#pragma unroll
+      for (int c = 0; c < W; ++c) {
+        float y = u[i][c] * factor * weights[c];
+        if (r.z.data != nullptr && r.first) y *= gate_of<quick>(r, g[c]);
+        u[i][c] = y;
+      }
     }
     ptx::store_once(out + at * W, ptx::from_floats<T>(u[i]));
   }
 }
 
 // Rows of one block: those of head blockIdx.y, or all of them, in turns of as many as the block has at once.
-template <class T, int lanes, int items>
+template <class T, int lanes, int items, bool plain>
 __device__ void norm_back(const NormRows& r) {
   constexpr int W = kVector<T>, kAtOnce = kThreads / lanes;
   constexpr bool quick = sizeof(T) == 2;
@@ -144,10 +150,11 @@ __device__ void norm_back(const NormRows& r) {
   const int lane = threadIdx.x % lanes, slot = threadIdx.x / lanes, vectors = r.V / W;
   const int64_t tokens = r.B * r.T, rows = r.together ? tokens * r.H : tokens;
   const int64_t share = (rows + r.parts - 1) / r.parts, from = blockIdx.x * share, to = min(rows, from + share);
-  const bool gated = r.z.data != nullptr, weighs = r.sums != nullptr;
-  float sums[items][W];
+  const bool gated = !plain && r.z.data != nullptr, weighs = !plain && r.sums != nullptr;
+  float sums[items][W], weights[items][W];  // the block's rows have the same weights
 #pragma unroll
   for (int i = 0; i < items; ++i) {
+    if constexpr (!plain) load_weights<W>(r, r.together ? 0 : blockIdx.y, (lane + lanes * i) * W, weights[i]);
 #pragma unroll
     for (int c = 0; c < W; ++c) sums[i][c] = 0;
   }
@@ -187,16 +194,17 @@ __device__ void norm_back(const NormRows& r) {
     float u[items][W], dn[items][W], squares = 0, dot = 0;  // dot: dn . u
 #pragma unroll
     for (int i = 0; i < items; ++i) {
-      float g[W], weights[W];
+      float g[W];
       ptx::to_floats<T>(raw[i], u[i]);
       ptx::to_floats<T>(gates[i], g);
       ptx::to_floats<T>(given[i], dn[i]);
-      load_weights<W>(r, row.h, (lane + lanes * i) * W, weights);
 #pragma unroll
       for (int c = 0; c < W; ++c) {
-        const float gate = gated ? gate_of<quick>(r, g[c]) : 1;
-        if (gated && !r.first) u[i][c] *= gate;
-        dn[i][c] *= weights[c] * (r.first ? gate : 1);
+        if constexpr (!plain) {
+          const float gate = gated ? gate_of<quick>(r, g[c]) : 1;
+          if (gated && !r.first) u[i][c] *= gate;
+          dn[i][c] *= weights[i][c] * (r.first ? gate : 1);
+        }
         squares = fmaf(u[i][c], u[i][c], squares);
         dot = fmaf(dn[i][c], u[i][c], dot);
       }
@@ -218,23 +226,26 @@ __device__ void norm_back(const NormRows& r) {
     for (int i = 0; i < items; ++i) {
       const int at = lane + lanes * i;
       if (!in || at >= vectors) continue;
-      float x[W], g[W], d[W], dz[W], weights[W];
+      float x[W], g[W], d[W], dz[W];
       ptx::to_floats<T>(raw[i], x);
       ptx::to_floats<T>(gates[i], g);
       ptx::to_floats<T>(given[i], d);
-      load_weights<W>(r, row.h, at * W, weights);
 #pragma unroll
       for (int c = 0; c < W; ++c) {
+        if constexpr (plain) {
+          x[c] = factor * fmaf(-rest, u[i][c], dn[i][c]);
+          continue;
+        }
         const float2 gate = gated ? gate_and_slope<quick>(r, g[c]) : float2{1, 0};
         const float before = u[i][c], after = r.first ? gate.x : 1, du = factor * fmaf(-rest, before, dn[i][c]);
         sums[i][c] = fmaf(d[c], before * factor * after, sums[i][c]);
-        dz[c] = (r.first ? d[c] * before * factor * weights[c] : du * x[c]) * gate.y;
+        dz[c] = (r.first ? d[c] * before * factor * weights[i][c] : du * x[c]) * gate.y;
         x[c] = r.first ? du : du * gate.x;
       }
       if (r.dx.data != nullptr) {
         ptx::store_once(static_cast<T*>(r.dx.data) + place(r.dx, row) + at * W, ptx::from_floats<T>(x));
       }
-      if (r.dz.data != nullptr) {
+      if (!plain && r.dz.data != nullptr) {
         ptx::store_once(static_cast<T*>(r.dz.data) + place(r.dz, row) + at * W, ptx::from_floats<T>(dz));
       }
     }
@@ -332,14 +343,16 @@ __device__ void norm_back_any(const NormRows& r) {
 
 }  // namespace
 
-#define LINNET_NORM(suffix, T, lanes, items)                                       \
-  extern "C" __global__ void __launch_bounds__(kThreads)                           \
-      norm_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) {      \
-    norm<T, lanes, items>(r);                                                      \
-  }                                                                                \
-  extern "C" __global__ void __launch_bounds__(kThreads, items == 1 ? 3 : 1)       \
-      norm_back_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) { \
-    norm_back<T, lanes, items>(r);                                                 \
+#define LINNET_NORM(suffix, T, lanes, items) \
+  LINNET_NORM_KIND(norm, suffix, T, lanes, items, false) LINNET_NORM_KIND(plain, suffix, T, lanes, items, true)
+#define LINNET_NORM_KIND(kind, suffix, T, lanes, items, plain)                       \
+  extern "C" __global__ void __launch_bounds__(kThreads)                             \
+      kind##_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) {      \
+    norm<T, lanes, items, plain>(r);                                                 \
+  }                                                                                  \
+  extern "C" __global__ void __launch_bounds__(kThreads, items == 1 ? 3 : 1)         \
+      kind##_back_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) { \
+    norm_back<T, lanes, items, plain>(r);                                            \
   }
 #define LINNET_NORMS(suffix, T)                                                                                       \
   LINNET_NORM(suffix, T, 16, 1)                                                                                       \
