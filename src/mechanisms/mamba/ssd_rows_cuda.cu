@@ -85,6 +85,7 @@ __device__ void before(const SsdRows& s) {
 template <class T, int W, int lanes, int items>
 __device__ void behind(const SsdRows& s) {
   constexpr int kAtOnce = kThreads / lanes;
+  constexpr bool quick = sizeof(T) == 2;
   __shared__ float shared[kThreads];
   const int h = blockIdx.y, lane = threadIdx.x % lanes, slot = threadIdx.x / lanes;
   const int64_t tokens = s.B * s.T, share = (tokens + s.parts - 1) / s.parts;
@@ -131,7 +132,7 @@ __device__ void behind(const SsdRows& s) {
     const Asked now = next;
     if (turn + kAtOnce < to) ask(turn + kAtOnce, next);
     const int64_t b = now.b, t = now.t;
-    const float raw = ptx::take(now.dt, s.dt.dtype) + bias, delta = step_size(s.steps, raw), dg = now.dg;
+    const float raw = ptx::take(now.dt, s.dt.dtype) + bias, delta = step_size<quick>(s.steps, raw), dg = now.dg;
     float dot = 0;
 #pragma unroll
     for (int i = 0; i < items; ++i) {
@@ -162,7 +163,8 @@ __device__ void behind(const SsdRows& s) {
       if (s.dx.data != nullptr && mine) store_row<T, W>(s.dx, row_of(s.dx, b, t, h) + c, dv);
     }
     dot = ptx::sum_lanes<lanes>(dot);
-    const float soft = softplus(raw), slope = soft < s.steps.low || soft > s.steps.high ? 0 : sigmoid(raw);
+    const float soft = quick ? softplus_quick(raw) : softplus(raw);
+    const float slope = soft < s.steps.low || soft > s.steps.high ? 0 : ptx::logistic<quick>(raw);
     const float ddt = fmaf(rate, dg, dot) * slope;
     if (!in || lane != 0) continue;
     dA = fmaf(delta, dg, dA);
@@ -195,24 +197,24 @@ __device__ void behind(const SsdRows& s) {
 }  // namespace
 
 // vector: 16 lanes with 16 bytes each, or 32 with two times 16; any: element by element, up to 256 channels.
-#define LINNET_SSD_ROWS(suffix, T)                                                                                \
-  extern "C" __global__ void __launch_bounds__(kThreads) before_16_##suffix(const __grid_constant__ SsdRows s) {  \
-    before<T, ptx::kVector<T>, 16>(s);                                                                            \
-  }                                                                                                               \
-  extern "C" __global__ void __launch_bounds__(kThreads) before_32_##suffix(const __grid_constant__ SsdRows s) {  \
-    before<T, ptx::kVector<T>, 32>(s);                                                                            \
-  }                                                                                                               \
-  extern "C" __global__ void __launch_bounds__(kThreads) before_any_##suffix(const __grid_constant__ SsdRows s) { \
-    before<T, 1, 32>(s);                                                                                          \
-  }                                                                                                               \
-  extern "C" __global__ void __launch_bounds__(kThreads) behind_16_##suffix(const __grid_constant__ SsdRows s) {  \
-    behind<T, ptx::kVector<T>, 16, 1>(s);                                                                         \
-  }                                                                                                               \
-  extern "C" __global__ void __launch_bounds__(kThreads) behind_32_##suffix(const __grid_constant__ SsdRows s) {  \
-    behind<T, ptx::kVector<T>, 32, 2>(s);                                                                         \
-  }                                                                                                               \
-  extern "C" __global__ void __launch_bounds__(kThreads) behind_any_##suffix(const __grid_constant__ SsdRows s) { \
-    behind<T, 1, 32, 8>(s);                                                                                       \
+#define LINNET_SSD_ROWS(suffix, T)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(kThreads) before_16_##suffix(const __grid_constant__ SsdRows s) {    \
+    before<T, ptx::kVector<T>, 16>(s);                                                                              \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads) before_32_##suffix(const __grid_constant__ SsdRows s) {    \
+    before<T, ptx::kVector<T>, 32>(s);                                                                              \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads) before_any_##suffix(const __grid_constant__ SsdRows s) {   \
+    before<T, 1, 32>(s);                                                                                            \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads, 3) behind_16_##suffix(const __grid_constant__ SsdRows s) { \
+    behind<T, ptx::kVector<T>, 16, 1>(s);                                                                           \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads) behind_32_##suffix(const __grid_constant__ SsdRows s) {    \
+    behind<T, ptx::kVector<T>, 32, 2>(s);                                                                           \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads) behind_any_##suffix(const __grid_constant__ SsdRows s) {   \
+    behind<T, 1, 32, 8>(s);                                                                                         \
   }
 LINNET_SSD_ROWS(f32, float)
 LINNET_SSD_ROWS(bf16, __nv_bfloat16)

@@ -136,7 +136,8 @@ __device__ void pairs_tile(const Pairs& pairs) {
     if (e.steps.A != nullptr) {
       const float2 dt = take_numbers(numbers, e.g.dtype);
       const float rate = e.steps.A[h * e.steps.stride_A], bias = step_bias(e.steps, h);
-      weight = {lane < rows ? step_size(e.steps, dt.x + bias) : 0, lane + 32 < rows ? step_size(e.steps, dt.y + bias) : 0};
+      weight = {lane < rows ? step_size<true>(e.steps, dt.x + bias) : 0,
+                lane + 32 < rows ? step_size<true>(e.steps, dt.y + bias) : 0};
       g = {fmaxf(step_decay(weight.x, rate), kLeastGate), fmaxf(step_decay(weight.y, rate), kLeastGate)};
     }
     const Sums G = sum_gates(g, lane);

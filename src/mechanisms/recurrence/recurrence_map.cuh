@@ -39,7 +39,15 @@ __device__ inline float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fa
 __device__ inline float step_bias(const StepSizes& s, int h) {
   return s.bias == nullptr ? 0 : ptx::load(s.bias, s.bias_dtype, h * s.stride_bias);
 }
-__device__ inline float step_size(const StepSizes& s, float biased) { return fminf(fmaxf(softplus(biased), s.low), s.high); }
+// To 1e-6 of itself, for 16-bit numbers; log(1 + e) by its series where 1 + e would lose e.
+__device__ inline float softplus_quick(float x) {
+  const float e = __expf(-fabsf(x));
+  return fmaxf(x, 0) + (e < 0.02f ? e * fmaf(e, fmaf(e, 1 / 3.0f, -0.5f), 1) : __logf(1 + e));
+}
+template <bool quick = false>
+__device__ inline float step_size(const StepSizes& s, float biased) {
+  return fminf(fmaxf(quick ? softplus_quick(biased) : softplus(biased), s.low), s.high);
+}
 // The log decay of a step; a step of 0 decays nothing, however fast the rate.
 __device__ inline float step_decay(float delta, float A) { return delta == 0 ? 0 : delta * A; }
 __device__ inline float skip_of(const Finish& f, int h, int column) {

@@ -9,7 +9,7 @@
 // A decay near 1 is applied as P + (expm1(g) P + k u^T): one rounding of P (docs/mechanisms/recurrence.md).
 #include "mechanisms/recurrence/recurrence_cuda.h"
 #include "mechanisms/recurrence/recurrence_map.cuh"
-#include "ptx/numbers.cuh"
+#include "ptx/rows.cuh"
 
 namespace linnet::cuda {
 namespace {
@@ -269,24 +269,52 @@ extern "C" __global__ void __launch_bounds__(256) sum_keys(const __grid_constant
   e.final_z.data[at(e.final_z)] = e.initial_z.data == nullptr ? all : e.initial_z.data[at(e.initial_z)] + all;
 }
 
+namespace {
+
+template <class T>
+__device__ void sum_pieces(const Rows& out, const T* part, int64_t B, int64_t T_, int heads, int group, int width) {
+  constexpr int W = ptx::kVector<T>, kAhead = 8;  // parts on their way at once
+  const int pieces = width / W;
+  const int64_t total = B * T_ * heads * pieces;
+  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < total; i += gridDim.x * 256ll) {
+    const int64_t row = i / pieces, c = i % pieces * W, head = row % heads, t = row / heads % T_, b = row / heads / T_;
+    const T* from = part + row * group * width + c;
+    float sums[W] = {};
+    for (int j = 0; j < group; j += kAhead) {
+      uint4 raw[kAhead];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) raw[k] = j + k < group ? ptx::load_once(from + (j + k) * width) : uint4{0, 0, 0, 0};
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        float x[W];
+        ptx::to_floats<T>(raw[k], x);
+#pragma unroll
+        for (int n = 0; n < W; ++n) sums[n] += x[n];
+      }
+    }
+    const int64_t place = b * out.stride_b + t * out.stride_t + head * out.stride_h + c;
+#pragma unroll
+    for (int n = 0; n < W; ++n) ptx::store(const_cast<void*>(out.data), out.dtype, place + n, sums[n]);
+  }
+}
+
+}  // namespace
+
 // Adds the heads of each group in order: out[b, t, head, c] = sum of part[b, t, head * group + i, c]; part is dense.
 extern "C" __global__ void __launch_bounds__(256) sum_groups(const __grid_constant__ Rows out, const void* part, int type,
                                                              int64_t B, int64_t T, int heads, int group, int width) {
+  const Dtype dtype = static_cast<Dtype>(type);
+  if (width % (dtype == Dtype::f32 ? 4 : 8) == 0) {  // the parts lie dense, from a multiple of 16 bytes on
+    if (dtype == Dtype::f32) return sum_pieces(out, static_cast<const float*>(part), B, T, heads, group, width);
+    if (dtype == Dtype::bf16) return sum_pieces(out, static_cast<const __nv_bfloat16*>(part), B, T, heads, group, width);
+    return sum_pieces(out, static_cast<const __half*>(part), B, T, heads, group, width);
+  }
   const int64_t total = B * T * heads * width;
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < total; i += gridDim.x * 256ll) {
     const int64_t c = i % width, head = i / width % heads, t = i / width / heads % T, b = i / width / heads / T;
     const int64_t from = ((b * T + t) * heads * group + head * group) * width + c;
     float sum = 0;
-    constexpr int kAhead = 8;  // parts on their way at once
-    for (int j = 0; j < group; j += kAhead) {
-      uint32_t raw[kAhead];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        raw[k] = j + k < group ? ptx::ask(part, static_cast<Dtype>(type), from + (j + k) * width) : 0;
-      }
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) sum += ptx::take(raw[k], static_cast<Dtype>(type));
-    }
+    for (int j = 0; j < group; ++j) sum += ptx::load(part, dtype, from + j * width);
     ptx::store(const_cast<void*>(out.data), out.dtype, b * out.stride_b + t * out.stride_t + head * out.stride_h + c, sum);
   }
 }

@@ -45,7 +45,7 @@ struct alignas(16) Decays {
 struct alignas(16) Gates {
   float read[C], write[C];      // factors of the chunk's rows
   float weight[C];              // steps: their sizes
-  float before, middle, after;  // of the state: before it is read, before it is written to, behind the chunk
+  float before, middle, after;  // of S: before it is read, before it is written to; what is then left to the state
   float out;                    // the result's, the units of P included
   int strong;                   // decays too far apart for one reference: between rows they stand in P
   Decays decays;                // the auxiliary's own
@@ -58,7 +58,7 @@ struct Shared {
   char k[kStages][K / 64 * kPanel];
   char v[kStages][V / 64 * kPanel];
   char p[2][kPanel];
-  char o[V / 64][kPanel];
+  char o[2][V / 64][kPanel];
   Gates gates[2];
   uint64_t full[kStages], empty[kStages], p_full[2], p_empty[2];
 };
@@ -220,6 +220,7 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
   Numbers next_gates;
   if (decays && warp == 0) next_gates = ask_numbers(e.g, w, h, w.first, lane);
   const float rate = steps ? e.steps.A[h * e.steps.stride_A] : 0, bias = steps ? step_bias(e.steps, h) : 0;
+  float frame = 0;
   for (int i = 0; i < w.count; ++i) {
     const int stage = i % kStages, slot = i % 2, chunk = e.reverse ? w.first - i : w.first + i;
     const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
@@ -231,8 +232,8 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
         float2 g = take_gates(next_gates, e.g.dtype);
         if constexpr (steps) {
           const float2 dt = take_numbers(next_gates, e.g.dtype);
-          delta[0] = lane < rows ? step_size(e.steps, dt.x + bias) : 0;
-          delta[1] = lane + 32 < rows ? step_size(e.steps, dt.y + bias) : 0;
+          delta[0] = lane < rows ? step_size<true>(e.steps, dt.x + bias) : 0;
+          delta[1] = lane + 32 < rows ? step_size<true>(e.steps, dt.y + bias) : 0;
           g = {fmaxf(step_decay(delta[0], rate), kLeastGate), fmaxf(step_decay(delta[1], rate), kLeastGate)};
           gates.weight[lane] = delta[0];
           gates.weight[lane + 32] = delta[1];
@@ -240,23 +241,34 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
         const Sums G = sum_gates(g, lane);
         next_gates = ask_numbers(e.g, w, h, e.reverse ? chunk - 1 : chunk + 1, lane);
         const float r[2] = {e.reverse ? G.all - G.low : G.low, e.reverse ? G.all - G.high : G.high};
-        // A state that is kept is kept as it comes in.
-        const float m = e.saved != nullptr ? 0 : __shfl_sync(0xffffffff, r[0], 31);
-        const bool near = fmaxf(fmaxf(fabsf(r[0] - m), fabsf(r[1] - m)), fmaxf(fabsf(m), fabsf(G.all - m))) < kFarGate;
-        const bool strong = !bf16 || tile.phase == 1 || !__all_sync(0xffffffff, near);
-        const float first = strong ? 0 : m, last = strong ? G.all : m;
+        // The state is exp(frame) S. S stays as it is while all of the chunk is near it, else it is moved to the middle row; a
+        // state that is kept is kept as it comes in.
+        const bool weak = bf16 && tile.phase != 1;
+        const auto near = [&](float m) {
+          const float most = fmaxf(fmaxf(fabsf(r[0] - m), fabsf(r[1] - m)), fmaxf(fabsf(m), fabsf(G.all - m)));
+          return weak && __all_sync(0xffffffff, most < kFarGate);
+        };
+        float m = -frame;
+        bool strong = e.saved != nullptr || !near(m);
+        if (strong) {
+          m = e.saved != nullptr ? 0 : __shfl_sync(0xffffffff, r[0], 31);
+          strong = !near(m);
+          if (strong) m = 0;
+        }
+        const float last = strong ? G.all : m;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          gates.read[lane + 32 * j] = expf(r[j] - first);
+          gates.read[lane + 32 * j] = expf(r[j] - m);
           gates.write[lane + 32 * j] = expf(last - r[j]) * (e.steps.role == StepRole::writes ? delta[j] : 1);
         }
         if (strong) store_decays(G, lane, gates.decays);
         if (lane == 0) {
-          gates.before = expf(first);
-          gates.middle = expf(last - first);
+          gates.before = frame + m == 0 ? 1 : expf(frame + m);
+          gates.middle = expf(last - m);
           gates.after = expf(G.all - last);
           gates.strong = strong;
         }
+        frame = G.all - last;
       }
     }
     float p[32];
@@ -354,11 +366,23 @@ __device__ __forceinline__ void add_skip(float (&O)[32], const float (&skip)[2],
   }
 }
 
-// O^T [64 value channels of this warpgroup, 64 tokens] times `factor` to rows of tokens, and out: 128 bytes of a token for 8
-// threads.
-template <bool bf16, bool steps = false>
-__device__ __forceinline__ void store_rows(const Engine& e, const Walk& w, int h, int group, int chunk, int rows,
-                                           const float (&O)[32], float factor, char* tile, const uint4* z = nullptr) {
+// 16 bytes of this thread in the rows of a walk: 8 threads have 128 bytes of a token, every 16th token. Found once: the way to
+// a row costs as much as all that is done with it.
+struct RowPlace {
+  uint16_t* at;      // in row thread / 8 of the sequence
+  int64_t distance;  // of 16 rows
+};
+__device__ __forceinline__ RowPlace place_of(const Rows& rows, const Walk& w, int h, int group) {
+  const int thread = threadIdx.x % 128;
+  auto* data = static_cast<uint16_t*>(const_cast<void*>(rows.data));
+  return {data + row_of(rows, w.b, w.begin + thread / 8, h) + group * 64 + thread % 8 * 8, 16 * rows.stride_t};
+}
+
+// O^T [64 value channels of this warpgroup, 64 tokens] times `factor` to rows of tokens, and out. `tile` is free again behind
+// the barrier of the next call.
+template <bool bf16, bool gated>
+__device__ __forceinline__ void store_rows(const RowPlace& place, int group, int chunk, int rows, const float (&O)[32],
+                                           float factor, char* tile, const uint4 (&z)[4], bool gate) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const uint32_t o = ptx::shared_address(tile);
 #pragma unroll
@@ -370,19 +394,16 @@ __device__ __forceinline__ void store_rows(const Engine& e, const Walk& w, int h
                                    ptx::pack<bf16>(x[6] * factor, x[7] * factor));
   }
   group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
-  auto* to = static_cast<uint16_t*>(const_cast<void*>(e.out.data));
+  uint16_t* to = place.at + chunk * (C / 16) * place.distance;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int token = 16 * j + thread / 8, channel = thread % 8 * 8;
-    if (token >= rows) continue;
     uint4 x = *reinterpret_cast<const uint4*>(tile + ptx::tile_byte(C, token, channel));
-    if constexpr (steps) {
-      if (e.finish.z.data != nullptr) gate_row<bf16>(x, z[j]);
+    if constexpr (gated) {
+      if (gate) gate_row<bf16>(x, z[j]);
     }
-    const int64_t t = w.begin + static_cast<int64_t>(chunk) * C + token;
-    *reinterpret_cast<uint4*>(to + row_of(e.out, w.b, t, h) + group * 64 + channel) = x;
+    if (token < rows) *reinterpret_cast<uint4*>(to + j * place.distance) = x;
   }
-  group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
 }
 
 // The state as operand, for the gradient of g: in the order of the registers, 16 bytes of neighbouring threads in a row.
@@ -423,10 +444,13 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
     for (int j = 0; j < kState; ++j) S[j] = given ? e.in_factor * element(e.initial, j) : 0;
   }
 
-  float all = 1;      // phase 1: the product of the chunks' decays
-  float pending = 1;  // what the state is still to be multiplied by
+  float all = 1;    // phase 1: the product of the chunks' decays
+  float frame = 1;  // times S^T is the state
+  const RowPlace out_place = place_of(e.out, w, h, group);
+  RowPlace z_place = {};
   float skip[2] = {};
   if constexpr (steps) {
+    z_place = place_of(e.finish.z, w, h, group);
     skip[0] = skip_of(e.finish, h, row);
     skip[1] = skip_of(e.finish, h, row + 8);
   }
@@ -441,10 +465,12 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
     if constexpr (decays) {
       ptx::barrier_wait(&s.p_full[slot], (i / 2) & 1);
       strong = !bf16 || __any_sync(0xffffffff, gates.strong);
-      const float factor = pending * gates.before;
+      const float factor = gates.before;
+      if (__any_sync(0xffffffff, factor != 1)) {
 #pragma unroll
-      for (int j = 0; j < kState; ++j) S[j] *= factor;
-      pending = gates.after;
+        for (int j = 0; j < kState; ++j) S[j] *= factor;
+      }
+      frame = gates.after;
     }
     // S^T as operand. f16: each row in units of a power of two.
     float O[32], units[2] = {1, 1};
@@ -542,10 +568,8 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
     if (steps && reads && e.finish.z.data != nullptr) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int token = 16 * j + thread / 8;
-        const int64_t place = row_of(e.finish.z, w.b, w.begin + static_cast<int64_t>(chunk) * C + token, h);
-        const auto* from = static_cast<const uint16_t*>(e.finish.z.data) + place + group * 64 + thread % 8 * 8;
-        if (token < rows) z[j] = *reinterpret_cast<const uint4*>(from);
+        const uint16_t* from = z_place.at + (chunk * (C / 16) + j) * z_place.distance;
+        if (16 * j + thread / 8 < rows) z[j] = *reinterpret_cast<const uint4*>(from);
       }
     }
     ptx::wgmma_wait<0>();
@@ -574,11 +598,14 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
     }
     ptx::barrier_arrive(&s.empty[stage]);
     ptx::barrier_arrive(&s.p_empty[slot]);
-    if (reads) store_rows<bf16, steps>(e, w, h, group, chunk, rows, O, decays ? 1 : out, s.o[group], z);
+    if (reads) {
+      const bool gate = steps && e.finish.z.data != nullptr;
+      store_rows<bf16, steps>(out_place, group, chunk, rows, O, decays ? 1 : out, s.o[slot][group], z, gate);
+    }
   }
   if constexpr (decays) {
 #pragma unroll
-    for (int j = 0; j < kState; ++j) S[j] *= pending;
+    for (int j = 0; j < kState; ++j) S[j] *= frame;
   }
 
   if (tile.phase == 1) {
@@ -606,7 +633,7 @@ __device__ bool skip_forgotten(const Engine& e, int h, Walk& w, float* sums) {
       const int64_t t = first + 16 * j;
       g[j] = 0;
       if (i < w.count && t < w.length) g[j] = ptx::load(e.g.data, e.g.dtype, row_of(e.g, w.b, w.begin + t, h));
-      if (steps && i < w.count && t < w.length) g[j] = step_decay(step_size(e.steps, g[j] + bias), rate);
+      if (steps && i < w.count && t < w.length) g[j] = step_decay(step_size<true>(e.steps, g[j] + bias), rate);
     }
     float sum = 0;
 #pragma unroll

@@ -23,7 +23,7 @@ struct Tile {
 constexpr int tile_threads(int V) { return 128 * (2 + V / 64); }
 constexpr int tile_shared_bytes(int K, int V) {
   const int stage = (2 * K + V) / 64 * kTileChunk * 128;
-  return 1024 + kTileStages * stage + 2 * kTileChunk * 128 + V / 64 * kTileChunk * 128 + 2 * 4 * 400 + 1024;
+  return 1024 + kTileStages * stage + 2 * kTileChunk * 128 + 2 * (V / 64) * kTileChunk * 128 + 2 * 4 * 400 + 1024;
 }
 
 }  // namespace linnet::cuda
