@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
 from cases import CASES, arguments, as_tuple, call, case_id, differentiable, every_output, keywords_of, make, on_request  # noqa: E402
 
 # Sizes at which the kernels with matrix units run, and sizes at which they do not.
-TILES = {"T": 150, "S": 150, "H": 2, "Hq": 2, "Hk": 2, "Hv": 2, "K": 64, "V": 64, "E": 64}
+TILES = {"T": 150, "S": 150, "H": 8, "Hq": 8, "Hk": 8, "Hv": 8, "K": 64, "V": 64, "E": 64}
 LINES = [case for case in CASES if any(each["name"] == "cuda" for each in linnet.info(case[0])["implementations"])]
 
 
@@ -138,7 +138,9 @@ def overwritten(name, tensors):
 
 def test_every_operator_against_double():
     def test(name, options, tensors, wanted):
-        tolerance = 1e-4 if all(t.dtype != torch.bfloat16 for t in tensors.values()) else 4e-2
+        # Whether torch's tensors come to the right places: sums over all tokens keep few digits in bf16, and `linnet check` judges
+        # those by what the numbers allow.
+        tolerance = 1e-4 if all(t.dtype != torch.bfloat16 for t in tensors.values()) else 6e-2
         doubles = {
             key: (t.detach().double() if t.is_floating_point() else t).cpu().requires_grad_(t.requires_grad)
             for key, t in tensors.items()
@@ -231,7 +233,7 @@ def test_a_hundred_equal_runs():
 
 def test_layer_of_mamba():
     generator = torch.Generator(device="cuda").manual_seed(3)
-    B, T, H, V, K = 2, 150, 4, 64, 64
+    B, T, H, V, K = 2, 150, 8, 64, 64
 
     def random(*size, dtype=torch.bfloat16):
         return torch.randn(*size, device="cuda", generator=generator).to(dtype).requires_grad_()
@@ -246,7 +248,7 @@ def test_layer_of_mamba():
         return linnet.rms_norm_gated(y, z=z, weight=weight)
 
     for got, want in gradients(layer, (x, z, taps, dt, A, b, c, weight)):
-        close(got, want, 2e-2)  # four operators in a row, each rounded to bf16
+        close(got, want, 6e-2)  # four operators in a row, each rounded to bf16, and sums over all tokens
 
 
 def test_decode_overwrites_the_state():
