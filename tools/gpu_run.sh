@@ -94,7 +94,7 @@ sanitizer() {  # the tools at once
 }
 check() { indented "$linnet" check --device cuda "$@"; }
 
-# What is measured: operator;case;case... Those with `triton` in front have peers that compile when first called.
+# What is measured: operators;case;case... Those with `triton` in front have peers that compile when first called.
 chunks='Hq=16 Hk=16 Hv=16 K=128 V=128 dtype=bf16 pass=fwd|fwd+bwd'
 one='T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 dtype=bf16'
 ssd='H=16 V=128 G=1 K=128 with=D,dt_bias dtype=bf16 pass=fwd|fwd+bwd'
@@ -106,10 +106,8 @@ speeds=(
   "triton gla;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
   "triton delta;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
   "triton gated_delta;B=16 T=2048 other=g $chunks;B=1 T=32768 other=g $chunks;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
-  "linear_decode;B=16|64|256 $one"
+  "linear_decode gla_decode delta_decode gated_delta_decode;B=16|64|256 $one"
   "decay_decode;B=16|64|256 with=g $one"
-  "gla_decode;B=16|64|256 $one"
-  "gated_delta_decode;B=16|64|256 $one"
   "mamba_ssd_decode;B=16|64|256 T=1 H=32 V=128 G=1 K=128 with=D,z,dt_bias dtype=bf16"
   "causal_conv;B=16 T=2048 E=2048 W=4 dtype=bf16|f32 pass=fwd|fwd+bwd"
   "causal_conv_decode;B=16|256 T=1 E=6144 W=4 dtype=bf16"
@@ -121,7 +119,8 @@ measure() {  # line of speeds, seconds
   local words args=() each
   IFS=';' read -ra words <<< "${1#triton }"
   for each in "${words[@]:1}"; do args+=(--case "$each"); done
-  "$linnet" bench "${words[0]}" --device cuda --time "$2" --markdown ${PEERS:+--peers} --python "$(command -v python3)" "${args[@]}"
+  # shellcheck disable=SC2086
+  "$linnet" bench ${words[0]} --device cuda --time "$2" --markdown ${PEERS:+--peers} --python "$(command -v python3)" "${args[@]}"
 }
 warm_up() {
   local line
