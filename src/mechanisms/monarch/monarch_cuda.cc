@@ -2,7 +2,8 @@
 //
 //   head    16-bit, one step, at most 16 blocks of at most 16 tokens (N = 256): a head in one block of threads
 //   tile    16-bit, one step, at most 128 blocks of at most 128 tokens, widths up to 128: block and slot programs in one launch
-//   plain   everything else, and all gradients
+//   plain   everything else
+// Gradients of what tile takes (and head) are three launches of the same tiles.
 #include "monarch_cuda.h"
 
 #include "core/cuda.h"
@@ -106,6 +107,59 @@ void run_tile(const Launch& launch, const MonarchGrid& g, const MonarchProblem& 
   enqueue(launch, kernel, {static_cast<int64_t>(ring.chunks) * ring.heads * (g.rows + g.cols)}, p, ring);
 }
 
+// ---- the tuned gradients ---------------------------------------------------------------------------------------------------
+
+MonarchSaved cut_saved(Arena& arena, const MonarchGrid& g, int64_t heads) {
+  const int64_t cells = heads * g.rows * g.cols;
+  MonarchSaved saved;
+  saved.ay = arena.take<uint16_t>(cells * 2 * padded_width(g));
+  saved.lse = arena.take<float>(cells);
+  saved.dc = arena.take<float>(cells);
+  return saved;
+}
+int64_t saved_bytes(const MonarchGrid& g, int64_t heads) {
+  Arena arena;
+  cut_saved(arena, g, heads);
+  return arena.used();
+}
+int64_t gradient_heads(const MonarchGrid& g) {  // at a time
+  const int64_t fit = kChunkBytes / saved_bytes(g, 1), heads = g.B * g.H;
+  return fit < 1 ? 1 : fit < heads ? fit : heads;
+}
+// Gradients that 16-byte accesses can reach.
+bool is_tuned(const MonarchGrid& g, const MonarchGrads& grads) {
+  const auto fits = [&](const View& x) { return !x.given() || (x.dtype == g.q.dtype && is_aligned(x)); };
+  return is_tuned(g) && fits(grads.dout) && fits(grads.dq) && fits(grads.dk) && fits(grads.dv);
+}
+void run_tile_gradients(const Launch& launch, const MonarchGrid& g, const MonarchProblem& problem) {
+  static constexpr const char* kNames[3][2][2][2] = {
+      {{{"blocks_f16_64_64", "blocks_f16_64_128"}, {"blocks_f16_128_64", "blocks_f16_128_128"}},
+       {{"blocks_bf16_64_64", "blocks_bf16_64_128"}, {"blocks_bf16_128_64", "blocks_bf16_128_128"}}},
+      {{{"slot_gradients_f16_64_64", "slot_gradients_f16_64_128"}, {"slot_gradients_f16_128_64", "slot_gradients_f16_128_128"}},
+       {{"slot_gradients_bf16_64_64", "slot_gradients_bf16_64_128"},
+        {"slot_gradients_bf16_128_64", "slot_gradients_bf16_128_128"}}},
+      {{{"block_gradients_f16_64_64", "block_gradients_f16_64_128"},
+        {"block_gradients_f16_128_64", "block_gradients_f16_128_128"}},
+       {{"block_gradients_bf16_64_64", "block_gradients_bf16_64_128"},
+        {"block_gradients_bf16_128_64", "block_gradients_bf16_128_128"}}}};
+  const bool bf16 = g.q.dtype == Dtype::bf16;
+  const int64_t width = padded_width(g), side = tile_shape(g).side, heads = g.B * g.H, at_a_time = gradient_heads(g);
+  const int64_t tile = side * width * 2, weights = 2 * side * side * 2, rest = side * 4 + 1024;
+  const int64_t shared[3] = {3 * tile + rest, 4 * tile + weights + 16 * 128 + rest, 5 * tile + weights + rest};
+  Arena arena(launch.workspace);
+  const MonarchSaved saved = cut_saved(arena, g, at_a_time);
+  MonarchProblem p = problem;
+  for (int64_t first = 0; first < heads; first += at_a_time) {
+    const int64_t count = first + at_a_time < heads ? at_a_time : heads - first, programs[3] = {g.rows, g.cols, g.rows};
+    p.first_unit = first;
+    for (int i = 0; i < 3; ++i) {
+      const Kernel kernel = {bf16 ? "monarch_gradients_bf16_cuda" : "monarch_gradients_f16_cuda",
+                             kNames[i][bf16][width == 128][side == 128], narrow(2 * side), narrow(shared[i])};
+      enqueue(launch, kernel, {count * programs[i]}, p, saved);
+    }
+  }
+}
+
 // ---- the plain kernels -----------------------------------------------------------------------------------------------------
 
 // Tiles of 16, 32 or 64 scores.
@@ -175,11 +229,19 @@ int64_t chunk_bytes(const MonarchGrid& g, int64_t units, Pass pass) {
   return arena.used() + step_bytes(g, units, pass) * (pass == Pass::backward ? g.steps : 1);
 }
 int64_t units_of(const MonarchGrid& g) { return g.B * g.H * g.q_tiles; }
-// Units that are worked on at a time; gradients go by whole heads.
-int64_t chunk_units(const MonarchGrid& g, Pass pass) {
-  const int64_t least = pass == Pass::backward ? g.q_tiles : 1, groups = units_of(g) / least;
-  const int64_t fit = kChunkBytes / (chunk_bytes(g, least, pass) + 1);
+// Units that are worked on at a time in so much memory; gradients go by whole heads.
+int64_t least_units(const MonarchGrid& g, Pass pass) { return pass == Pass::backward ? g.q_tiles : 1; }
+int64_t chunk_units(const MonarchGrid& g, Pass pass, int64_t bytes) {
+  const int64_t least = least_units(g, pass), groups = units_of(g) / least;
+  const int64_t fit = bytes / (chunk_bytes(g, least, pass) + 1);
   return least * (fit < 1 ? 1 : fit < groups ? fit : groups);
+}
+// Tuned gradients may turn out to be unreachable by 16-byte accesses: then the plain kernels work in the same memory.
+int64_t backward_bytes(const MonarchGrid& g) {
+  if (!is_tuned(g)) return kChunkBytes;
+  const int64_t tuned = saved_bytes(g, gradient_heads(g)),
+                least = chunk_bytes(g, least_units(g, Pass::backward), Pass::backward);
+  return tuned > least ? tuned : least;
 }
 
 constexpr const char* kBlockForward[] = {"block_forward_1", "block_forward_2", "block_forward_4"};
@@ -244,7 +306,7 @@ struct Plain {
 };
 
 void forward_plain(const Launch& launch, const MonarchGrid& g, const MonarchProblem& problem) {
-  const int64_t units = units_of(g), at_a_time = chunk_units(g, Pass::forward);
+  const int64_t units = units_of(g), at_a_time = chunk_units(g, Pass::forward, kChunkBytes);
   Arena arena(launch.workspace);
   const MonarchStep step = cut_step(arena, g, at_a_time, Pass::forward);
   const MonarchPassing pass = cut_passing(arena, g, at_a_time, Pass::forward);
@@ -263,7 +325,7 @@ void forward_plain(const Launch& launch, const MonarchGrid& g, const MonarchProb
 
 // The factors of every step are rebuilt and kept, then the steps are walked back.
 void backward_plain(const Launch& launch, const MonarchGrid& g, const MonarchProblem& problem) {
-  const int64_t units = units_of(g), at_a_time = chunk_units(g, Pass::backward);
+  const int64_t units = units_of(g), at_a_time = chunk_units(g, Pass::backward, backward_bytes(g));
   Arena arena(launch.workspace);
   const MonarchPassing pass = cut_passing(arena, g, at_a_time, Pass::backward);
   const int64_t before = arena.used(), bytes = step_bytes(g, at_a_time, Pass::backward);
@@ -302,7 +364,8 @@ int64_t workspace(const MonarchGrid& g, Pass pass) {
     cut_ring(arena, g, &ring);
     return arena.used();
   }
-  return chunk_bytes(g, chunk_units(g, pass), pass);
+  if (pass == Pass::forward) return chunk_bytes(g, chunk_units(g, pass, kChunkBytes), pass);
+  return is_tuned(g) ? backward_bytes(g) : chunk_bytes(g, chunk_units(g, pass, backward_bytes(g)), pass);
 }
 
 void forward(const MonarchGrid& g, const MonarchOut& out, const Launch& launch) {
@@ -330,6 +393,7 @@ void backward(const MonarchGrid& g, const MonarchGrads& grads, const Launch& lau
   }
   p.dout = rows_of(grads.dout), p.dlse = rows_of(grads.dlse);
   p.dq = rows_of(grads.dq), p.dk = rows_of(grads.dk), p.dv = rows_of(grads.dv);
+  if (is_tuned(g, grads)) return run_tile_gradients(launch, g, p);
   backward_plain(launch, g, p);
 }
 

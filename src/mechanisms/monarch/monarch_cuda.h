@@ -78,4 +78,11 @@ struct MonarchRing {
   int32_t lag = 1, ring = 1;      // slots of chunk i come behind the blocks of chunk i + lag; chunk i lies at i % ring
 };
 
+// What passes between the tuned gradients' launches (monarch_tile_gradients.cuh), for a chunk of heads.
+struct MonarchSaved {
+  void* ay = nullptr;    // [units, cols, blocks, 2 * D], D the padded width: a and y, then e and dy
+  float* lse = nullptr;  // [units, cols, blocks]: normalisers of R
+  float* dc = nullptr;   // [units, cols, blocks]
+};
+
 }  // namespace linnet::cuda

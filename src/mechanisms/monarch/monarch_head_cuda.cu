@@ -178,7 +178,7 @@ struct Head {
     for (int i = 0; i < kSide / kRowsAtOnce; ++i) {
       const int l = row + i * kRowsAtOnce, t = t0 + i * kRowsAtOnce * g.cols;
       const uint4 x = load_shared_16((from ^ (i * kRowsAtOnce % 8 * 16)) + i * kRowsAtOnce * kSide * kRow);
-      if (l < g.rows && t >= 0 && t < g.T && piece * 8 < g.V) store_out(g, at + i * step, x);
+      if (l < g.rows && t >= 0 && t < g.T && piece * 8 < g.V) store_row(g.out, g.out_aligned, at + i * step, x);
     }
   }
 

@@ -40,10 +40,10 @@ __device__ __forceinline__ int64_t offset_of(const MonarchRows& x, int b, int t,
   return b * x.stride_b + t * x.stride_t + h * x.stride_h;
 }
 
-// 8 numbers of 16 bits of the result.
-__device__ __forceinline__ void store_out(const MonarchProblem& g, int64_t offset, const uint4& x) {
-  uint16_t* const to = static_cast<uint16_t*>(g.out.data) + offset;
-  if (g.out_aligned) {
+// 8 numbers of 16 bits of a result.
+__device__ __forceinline__ void store_row(const MonarchRows& rows, bool aligned, int64_t offset, const uint4& x) {
+  uint16_t* const to = static_cast<uint16_t*>(rows.data) + offset;
+  if (aligned) {
     __stcs(reinterpret_cast<uint4*>(to), x);
   } else {
     const uint32_t words[4] = {x.x, x.y, x.z, x.w};

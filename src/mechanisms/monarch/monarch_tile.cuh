@@ -120,31 +120,37 @@ struct MonarchTile {
     return static_cast<const char*>(x.data) + 2 * (b * x.stride_b + h * x.stride_h + t * x.stride_t);
   }
 
-  // s = q k^T of this warpgroup's 64 queries
-  __device__ __forceinline__ void logits(float (&s)[P / 64][32]) const {
-    const uint32_t left = q + first / 64 * 64 * ptx::kRowBytes;
-#pragma unroll
-    for (int n = 0; n < P / 64; ++n) ptx::hold(s[n]);
+  // Products of this warpgroup's 64 rows. They are issued between begin and end, which hold the accumulators.
+  template <class... Sums>
+  __device__ __forceinline__ static void begin(Sums&... sums) {
+    (hold_all(sums), ...);
     ptx::wgmma_fence();
+  }
+  template <class... Sums>
+  __device__ __forceinline__ static void end(Sums&... sums) {
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    (hold_all(sums), ...);
+  }
+  template <int panels>
+  __device__ __forceinline__ static void hold_all(float (&x)[panels][32]) {
+#pragma unroll
+    for (int n = 0; n < panels; ++n) ptx::hold(x[n]);
+  }
+  // s (+)= left rows . right rows
+  __device__ __forceinline__ void multiply(float (&s)[P / 64][32], uint32_t left, uint32_t right, bool add = false) const {
+    left += first / 64 * 64 * ptx::kRowBytes;
 #pragma unroll
     for (int n = 0; n < P / 64; ++n) {
 #pragma unroll
       for (int i = 0; i < D / 16; ++i) {
         ptx::wgmma_shared<bf16, false, false>(s[n], ptx::descriptor_k_major(left, P, i),
-                                              ptx::descriptor_k_major(k + n * 64 * ptx::kRowBytes, P, i), i > 0);
+                                              ptx::descriptor_k_major(right + n * 64 * ptx::kRowBytes, P, i), add || i > 0);
       }
     }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-#pragma unroll
-    for (int n = 0; n < P / 64; ++n) ptx::hold(s[n]);
   }
-  // This warp's rows of q = p rows of the tile times the row's factor.
-  __device__ __forceinline__ void average_to_q(const uint32_t (&p)[P / 16][4], const float (&by)[2], uint32_t tile) const {
-    float o[kPanels][32];
-#pragma unroll
-    for (int n = 0; n < kPanels; ++n) ptx::hold(o[n]);
-    ptx::wgmma_fence();
+  // o = p rows of the tile
+  __device__ __forceinline__ static void average(float (&o)[kPanels][32], const uint32_t (&p)[P / 16][4], uint32_t tile) {
 #pragma unroll
     for (int n = 0; n < kPanels; ++n) {
 #pragma unroll
@@ -152,11 +158,10 @@ struct MonarchTile {
         ptx::wgmma<bf16, true>(o[n], p[i], ptx::descriptor_mn_major(tile + n * P * ptx::kRowBytes, P, i), i > 0);
       }
     }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-#pragma unroll
-    for (int n = 0; n < kPanels; ++n) ptx::hold(o[n]);
-    const uint32_t to = q + place(first + lane % 16, lane / 16);
+  }
+  // This warp's rows of the tile `to` = o times the row's factor.
+  __device__ __forceinline__ void put(const float (&o)[kPanels][32], const float (&by)[2], uint32_t to) const {
+    to += place(first + lane % 16, lane / 16);
 #pragma unroll
     for (int n = 0; n < kPanels; ++n) {
 #pragma unroll
@@ -169,11 +174,24 @@ struct MonarchTile {
     }
     __syncwarp();
   }
-  // The 16 rows of this warp's queries, 16 bytes at a time: give(i, x) for row first + lane / kPieces + i kRowsAtOnce.
+  __device__ __forceinline__ void logits(float (&s)[P / 64][32]) const {
+    begin(s);
+    multiply(s, q, k);
+    end(s);
+  }
+  // This warp's rows of q = p rows of the tile times the row's factor.
+  __device__ __forceinline__ void average_to_q(const uint32_t (&p)[P / 16][4], const float (&by)[2], uint32_t tile) const {
+    float o[kPanels][32];
+    begin(o);
+    average(o, p, tile);
+    end(o);
+    put(o, by, q);
+  }
+  // The 16 rows of this warp in a tile, 16 bytes at a time: give(i, x) for row first + lane / kPieces + i kRowsAtOnce.
   static constexpr int kRowsAtOnce = 32 / kPieces;
   template <class Give>
-  __device__ __forceinline__ void hand_out(const Give& give) const {
-    const uint32_t from = q + place(first + lane / kPieces, lane % kPieces);
+  __device__ __forceinline__ void hand_out(uint32_t tile, const Give& give) const {
+    const uint32_t from = tile + place(first + lane / kPieces, lane % kPieces);
 #pragma unroll
     for (int i = 0; i < 16 / kRowsAtOnce; ++i) give(i, ptx::load_shared_16(rows_down(from, i * kRowsAtOnce)));
     __syncwarp();
@@ -228,6 +246,10 @@ struct MonarchTile {
       by[half] = biased && total[half] == 0 ? 0 : __fdividef(1, total[half]);
       lse[half] = m[half] + __log2f(total[half]);
     }
+    to_left(s, p);
+  }
+  // Scores, rounded, as a left operand.
+  __device__ __forceinline__ static void to_left(const float (&s)[P / 64][32], uint32_t (&p)[P / 16][4]) {
 #pragma unroll
     for (int i = 0; i < P / 8; ++i) {
       const float* const x = s[i / 8] + i % 8 * 4;
@@ -235,19 +257,44 @@ struct MonarchTile {
       p[i / 2][i % 2 * 2 + 1] = ptx::pack<bf16>(x[2], x[3]);
     }
   }
+  // From bias = lse_R to bias = -c = lse_R - the diagonal of S: this warp has the 16 of its own rows, lane 4 r + r / 2 those of
+  // rows r and r + 8.
+  __device__ __forceinline__ void subtract_diagonal(const float (&s)[P / 64][32]) const {
+    if (lane % 4 != lane / 8) return;
+#pragma unroll
+    for (int warp = 0; warp < P / 16; ++warp) {
+      if (first != 16 * warp) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* const x = s[warp / 4] + (warp % 4 * 2 + half) * 4 + 2 * half;
+        bias[first + lane / 4 + 8 * half] -= (lane / 4 % 2 == 0 ? x[0] : x[1]) * g.factor;
+      }
+    }
+  }
 
-  // `ay` and `lse_r` are those of this block at slot 0; slots lie `blocks` rows apart.
-  __device__ __forceinline__ void block_program(int block, char* ay, float* lse_r) const {
+  // Loads of a block: queries and keys, then values. The bias says which keys are valid, unless all are.
+  __device__ __forceinline__ bool ask_keys(int block) const {
     const int64_t t0 = static_cast<int64_t>(block) * g.cols - g.front;
     const bool whole = g.cols == P && t0 >= 0 && t0 + P <= g.T, full = whole && g.mask == nullptr;
     const auto there = [&](int i) { return i < g.cols && t0 + i >= 0 && t0 + i < g.T; };
     const auto valid = [&](int i) { return there(i) && mask_at(g, b, static_cast<int>(t0) + i); };
     load(q, g.q.data, row_of(g.q, t0), 2 * g.q.stride_t, g.K, whole && g.K == D, there);
     load(k, g.k.data, row_of(g.k, t0), 2 * g.k.stride_t, g.K, full && g.K == D, valid);
-    ptx::copy_commit();
-    load(v, g.v.data, row_of(g.v, t0), 2 * g.v.stride_t, g.V, full && g.V == D, valid);
-    ptx::copy_commit();
     if (!full && thread < P) bias[thread] = valid(thread) ? 0 : -kInfinity;
+    return full;
+  }
+  __device__ __forceinline__ void ask_values(int block) const {
+    const int64_t t0 = static_cast<int64_t>(block) * g.cols - g.front;
+    const bool full = g.cols == P && t0 >= 0 && t0 + P <= g.T && g.mask == nullptr;
+    load(v, g.v.data, row_of(g.v, t0), 2 * g.v.stride_t, g.V, full && g.V == D,
+         [&](int i) { return i < g.cols && t0 + i >= 0 && t0 + i < g.T && mask_at(g, b, static_cast<int>(t0) + i); });
+  }
+  // `ay` and `lse_r` are those of this block at slot 0; slots lie `blocks` rows apart.
+  __device__ __forceinline__ void block_program(int block, char* ay, float* lse_r) const {
+    const bool full = ask_keys(block);
+    ptx::copy_commit();
+    ask_values(block);
+    ptx::copy_commit();
     ptx::copy_wait<1>();
     ptx::fence_async_shared();
     __syncthreads();
@@ -271,7 +318,7 @@ struct MonarchTile {
     const int j = first + lane / kPieces;
     char* const to = ay + j * stride + lane % kPieces * 16;
     const auto give = [&](int64_t byte) {
-      hand_out([&](int i, const uint4& x) {
+      hand_out(q, [&](int i, const uint4& x) {
         if (j + i * kRowsAtOnce < g.cols) *reinterpret_cast<uint4*>(to + i * kRowsAtOnce * stride + byte) = x;
       });
     };
@@ -301,18 +348,7 @@ struct MonarchTile {
     float s[P / 64][32], by[2], lse[2];
     uint32_t p[P / 16][4];
     logits(s);
-    // bias = -c = lse_R - the diagonal of S; this warp has the 16 of its own rows, lane 4 r + r / 2 those of rows r and r + 8
-    if (lane % 4 == lane / 8) {
-#pragma unroll
-      for (int warp = 0; warp < P / 16; ++warp) {
-        if (first != 16 * warp) continue;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float* const x = s[warp / 4] + (warp % 4 * 2 + half) * 4 + 2 * half;
-          bias[first + lane / 4 + 8 * half] -= (lane / 4 % 2 == 0 ? x[0] : x[1]) * g.factor;
-        }
-      }
-    }
+    subtract_diagonal(s);
     ptx::copy_wait<0>();
     ptx::fence_async_shared();
     __syncthreads();
@@ -323,13 +359,17 @@ struct MonarchTile {
       if (t >= 0 && lane % 4 == 0) static_cast<float*>(g.lse.data)[offset_of(g.lse, b, t, h)] = lse[half] * 0.69314718f;
     }
     average_to_q(p, by, v);  // the barrier above stands behind the last reading of q
+    give_queries(g.out, slot, q, g.V);
+  }
+  // This warp's rows of a tile to the tokens of a slot.
+  __device__ __forceinline__ void give_queries(const MonarchRows& to, int slot, uint32_t tile, int width) const {
     const int l = first + lane / kPieces, piece = lane % kPieces;
     const int64_t t0 = static_cast<int64_t>(l) * g.cols + slot - g.front, step = static_cast<int64_t>(kRowsAtOnce) * g.cols;
-    const int64_t at = b * g.out.stride_b + h * g.out.stride_h + t0 * g.out.stride_t + piece * 8;
-    hand_out([&](int i, const uint4& x) {
+    const int64_t at = b * to.stride_b + h * to.stride_h + t0 * to.stride_t + piece * 8;
+    hand_out(tile, [&](int i, const uint4& x) {
       const int64_t t = t0 + i * step;
-      if (l + i * kRowsAtOnce < g.rows && t >= 0 && t < g.T && piece * 8 < g.V) {
-        store_out(g, at + i * step * g.out.stride_t, x);
+      if (l + i * kRowsAtOnce < g.rows && t >= 0 && t < g.T && piece * 8 < width) {
+        store_row(to, g.out_aligned, at + i * step * to.stride_t, x);
       }
     });
   }
