@@ -77,19 +77,17 @@ __device__ __forceinline__ void slot_queries(const MonarchProblem& g, const Mona
 #pragma unroll
   for (int i = 0; i < R; ++i) {
     const int l = x.ty + 16 * i;
-    lse[i] = normaliser.value(i), delta[i] = -s.left_number[1][l];
     const float mine = s.left_number[0][l];
-    float own = 0;  // dout . the attention to the own block
-    if (g.causal && mine > -kInfinity) {
-      const float m = fmaxf(mine, normaliser.m[i]);
-      lse[i] = m + log2f(exp2f(mine - m) + normaliser.total[i] * exp2f(normaliser.m[i] - m));
-      if (s.left_at[2][l] >= 0) {
-        for (int c = x.tx; c < g.V; c += 16) {
-          own = fmaf(ptx::load(g.dout.data, g.dout.dtype, s.left_at[2][l] + c),
-                     pass.own[query_cell(g, local, slot, l0 + l) * g.V + c], own);
-        }
+    delta[i] = -s.left_number[1][l];
+    normaliser.join(i, mine);
+    lse[i] = normaliser.value(i);
+    float own = 0;  // causal: dout . the attention to the own block
+    if (mine > -kInfinity && s.left_at[2][l] >= 0) {
+      for (int c = x.tx; c < g.V; c += 16) {
+        own = fmaf(ptx::load(g.dout.data, g.dout.dtype, s.left_at[2][l] + c),
+                   pass.own[query_cell(g, local, slot, l0 + l) * g.V + c], own);
       }
-      own *= exp2f(mine - lse[i]);
+      own *= normaliser.weight(i, mine);
     }
     delta[i] += row_sum(own);
   }
@@ -99,7 +97,7 @@ __device__ __forceinline__ void slot_queries(const MonarchProblem& g, const Mona
     for (int i = 0; i < R; ++i) {
       float products[R];
 #pragma unroll
-      for (int j = 0; j < R; ++j) products[j] = exp2f(z[i][j] - lse[i]) * d[i][j];
+      for (int j = 0; j < R; ++j) products[j] = normaliser.weight(i, z[i][j]) * d[i][j];
       delta[i] += sum_row<R>(products);
     }
   }
@@ -109,7 +107,7 @@ __device__ __forceinline__ void slot_queries(const MonarchProblem& g, const Mona
     for (int p0 = 0; p0 < g.blocks; p0 += x.kTile) {
       if (!whole) scores(p0, true);
       Scores<R> w;
-      each_score<R>([&](int i, int j) { w[i][j] = exp2f(z[i][j] - lse[i]) * (d[i][j] - delta[i]); });
+      each_score<R>([&](int i, int j) { w[i][j] = normaliser.weight(i, z[i][j]) * (d[i][j] - delta[i]); });
       x.expand(o, w, a, s.right_at[0], c0);
     }
     x.each(o, g.K, c0, [&](int l, int c, float value) {
@@ -249,7 +247,7 @@ __device__ __forceinline__ void block_slots(const MonarchProblem& g, const Monar
     for (int i = 0; i < R; ++i) {
       float products[R];
 #pragma unroll
-      for (int j = 0; j < R; ++j) products[j] = exp2f(z[i][j] - normaliser.value(i)) * d[i][j];
+      for (int j = 0; j < R; ++j) products[j] = normaliser.weight(i, z[i][j]) * d[i][j];
       sums[i] += sum_row<R>(products);
     }
   }
@@ -259,7 +257,7 @@ __device__ __forceinline__ void block_slots(const MonarchProblem& g, const Monar
     for (int i0 = 0; i0 < g.cols; i0 += x.kTile) {
       if (!whole) scores(i0, true);
       Scores<R> w;
-      each_score<R>([&](int i, int j) { w[i][j] = exp2f(z[i][j] - normaliser.value(i)) * (d[i][j] - sums[i]); });
+      each_score<R>([&](int i, int j) { w[i][j] = normaliser.weight(i, z[i][j]) * (d[i][j] - sums[i]); });
       x.expand(o, w, k, s.right_at[0], c0);
     }
     x.each(o, g.K, c0, [&](int j, int c, float value) {

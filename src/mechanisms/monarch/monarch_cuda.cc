@@ -131,6 +131,12 @@ bool is_tuned(const MonarchGrid& g, const MonarchGrads& grads) {
   const auto fits = [&](const View& x) { return !x.given() || (x.dtype == g.q.dtype && is_aligned(x)); };
   return is_tuned(g) && fits(grads.dout) && fits(grads.dq) && fits(grads.dk) && fits(grads.dv);
 }
+bool is_head_gradients(const MonarchGrid& g) { return is_head(g) && padded_width(g) == 64; }
+void run_head_gradients(const Launch& launch, const MonarchGrid& g, const MonarchProblem& p) {
+  const char* const name = g.q.dtype == Dtype::bf16 ? "head_gradients_bf16" : "head_gradients_f16";
+  const int shared = 6 * 256 * 64 * 2 + 2 * 16 * 16 * 4 + 128;
+  enqueue(launch, {"monarch_head_cuda", name, 512, shared}, {g.B * g.H}, p);
+}
 void run_tile_gradients(const Launch& launch, const MonarchGrid& g, const MonarchProblem& problem) {
   static constexpr const char* kNames[3][2][2][2] = {
       {{{"blocks_f16_64_64", "blocks_f16_64_128"}, {"blocks_f16_128_64", "blocks_f16_128_128"}},
@@ -393,6 +399,7 @@ void backward(const MonarchGrid& g, const MonarchGrads& grads, const Launch& lau
   }
   p.dout = rows_of(grads.dout), p.dlse = rows_of(grads.dlse);
   p.dq = rows_of(grads.dq), p.dk = rows_of(grads.dk), p.dv = rows_of(grads.dv);
+  if (is_tuned(g, grads) && is_head_gradients(g)) return run_head_gradients(launch, g, p);
   if (is_tuned(g, grads)) return run_tile_gradients(launch, g, p);
   backward_plain(launch, g, p);
 }

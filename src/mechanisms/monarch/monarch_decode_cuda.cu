@@ -97,15 +97,15 @@ struct Decode {
       for (int i = lane; i < g.block; i += 32) m = fmaxf(m, z[i]);
       m = warp_max(m);
       for (int i = lane; i < g.block; i += 32) total += exp2f(z[i] - m);
-      const float lse = m + log2f(warp_sum(total));
+      total = warp_sum(total);
       for (int i = lane; i < g.block; i += 32) {
-        const float r = exp2f(z[i] - lse);
-        products = fmaf(r, z[i], products);
+        const float r = exp2f(z[i] - m) / total;  // distances to the largest logit: they round less than the logits do
+        products = fmaf(r, z[i] - m, products);
         z[i] = r;
       }
       products = warp_sum(products);
       __syncwarp();
-      if (lane == 0) g.c[state(g.c_stride, slot, l)] = (products - lse) * kLn2;
+      if (lane == 0) g.c[state(g.c_stride, slot, l)] = (products - log2f(total)) * kLn2;
       for (int c = lane; c < g.K; c += 32) {
         float sum = 0;
         for (int i = 0; i < g.block; ++i) sum = fmaf(z[i], ptx::load(g.k_block.data, g.q.dtype, at(g.k_block, i) + c), sum);

@@ -170,6 +170,17 @@ struct Normaliser {
       m[i] = best;
     }
   }
+  // A score's weight, from its distance to the largest one: the logarithm of the sum would round as the logits do. 0 in a row
+  // without scores.
+  __device__ __forceinline__ float shift(int i) const { return m[i] == -kInfinity ? 0 : m[i]; }
+  __device__ __forceinline__ float weight(int i, float z) const { return total[i] > 0 ? exp2f(z - shift(i)) / total[i] : 0; }
+  // One more score.
+  __device__ __forceinline__ void join(int i, float z) {
+    if (z == -kInfinity) return;
+    const float best = fmaxf(z, m[i]);
+    total[i] = exp2f(z - best) + total[i] * exp2f(m[i] - best);
+    m[i] = best;
+  }
   // +inf for a row without scores, so that its weights are 0
   __device__ __forceinline__ float value(int i) const { return total[i] > 0 ? m[i] + log2f(total[i]) : kInfinity; }
 };

@@ -62,8 +62,8 @@ __device__ __forceinline__ void block_forward(const MonarchProblem& g, const Mon
           float sum = 0;
 #pragma unroll
           for (int j = 0; j < R; ++j) {
-            w[i][j] = exp2f(z[i][j] - normaliser.value(i));
-            if (w[i][j] > 0) sum = fmaf(w[i][j], z[i][j], sum);
+            w[i][j] = normaliser.weight(i, z[i][j]);
+            if (w[i][j] > 0) sum = fmaf(w[i][j], z[i][j] - normaliser.shift(i), sum);
           }
           if (part == 0 && c0 == 0) products[i] += row_sum(sum);
         }
@@ -85,7 +85,7 @@ __device__ __forceinline__ void block_forward(const MonarchProblem& g, const Mon
     if (own) {
       pass.own_lse[query_cell(g, local, j, p % g.rows)] = lse;
     } else {
-      step.c[cell(g, local, j, p)] = lse == kInfinity ? kInfinity : products[i] - lse;
+      step.c[cell(g, local, j, p)] = lse == kInfinity ? kInfinity : products[i] - log2f(normaliser.total[i]);
     }
   }
 }
@@ -136,13 +136,9 @@ __device__ __forceinline__ void slot_forward(const MonarchProblem& g, const Mona
   float lse[R], share[R];
 #pragma unroll
   for (int i = 0; i < R; ++i) {
-    lse[i] = normaliser.value(i), share[i] = 0;
-    if (!g.causal) continue;
-    const float mine = s.left_number[0][x.ty + 16 * i];  // the own block joins
-    if (mine == -kInfinity) continue;
-    const float m = fmaxf(mine, normaliser.m[i]);
-    lse[i] = m + log2f(exp2f(mine - m) + normaliser.total[i] * exp2f(normaliser.m[i] - m));
-    share[i] = exp2f(mine - lse[i]);
+    const float mine = s.left_number[0][x.ty + 16 * i];  // causal: the own block joins
+    normaliser.join(i, mine);
+    lse[i] = normaliser.value(i), share[i] = normaliser.weight(i, mine);
   }
   for (int c0 = 0; c0 < g.V; c0 += kChannels) {
     Rows<R> o;
@@ -153,7 +149,7 @@ __device__ __forceinline__ void slot_forward(const MonarchProblem& g, const Mona
 #pragma unroll
       for (int i = 0; i < R; ++i) {
 #pragma unroll
-        for (int j = 0; j < R; ++j) w[i][j] = exp2f(z[i][j] - lse[i]);
+        for (int j = 0; j < R; ++j) w[i][j] = normaliser.weight(i, z[i][j]);
       }
       x.expand(o, w, y, s.right_at[1], c0);
     }
@@ -269,7 +265,7 @@ __device__ __forceinline__ void slot_means(const MonarchProblem& g, const Monarc
 #pragma unroll
       for (int i = 0; i < R; ++i) {
 #pragma unroll
-        for (int j = 0; j < R; ++j) w[i][j] = exp2f(z[i][j] - normaliser.value(i));
+        for (int j = 0; j < R; ++j) w[i][j] = normaliser.weight(i, z[i][j]);
       }
       x.expand(o, w, q, s.right_at[0], c0);
     }
