@@ -81,15 +81,15 @@ __device__ __forceinline__ void slot_queries(const MonarchProblem& g, const Mona
     delta[i] = -s.left_number[1][l];
     normaliser.join(i, mine);
     lse[i] = normaliser.value(i);
-    float own = 0;  // causal: dout . the attention to the own block
-    if (mine > -kInfinity && s.left_at[2][l] >= 0) {
-      for (int c = x.tx; c < g.V; c += 16) {
-        own = fmaf(ptx::load(g.dout.data, g.dout.dtype, s.left_at[2][l] + c),
-                   pass.own[query_cell(g, local, slot, l0 + l) * g.V + c], own);
-      }
-      own *= normaliser.weight(i, mine);
+    if (mine == -kInfinity || s.left_at[2][l] < 0) continue;
+    // Causal: dout . the attention to the own block, summed in the order of contract, so that the gradient of a weight of 1
+    // cancels to the last bit.
+    float own = 0;
+    for (int c = 0; c < g.V; ++c) {
+      own = fmaf(ptx::load(g.dout.data, g.dout.dtype, s.left_at[2][l] + c),
+                 pass.own[query_cell(g, local, slot, l0 + l) * g.V + c], own);
     }
-    delta[i] += row_sum(own);
+    delta[i] = fmaf(normaliser.weight(i, mine), own, delta[i]);
   }
   for (int p0 = 0; p0 < g.blocks; p0 += x.kTile) {
     if (!whole) scores(p0, true);

@@ -2,6 +2,7 @@
 //
 //   head    16-bit, one step, at most 16 blocks of at most 16 tokens (N = 256): a head in one block of threads
 //   tile    16-bit, one step, at most 128 blocks of at most 128 tokens, widths up to 128: block and slot programs in one launch
+//   cluster 16-bit, one step, 33 to 64 whole blocks of 64 tokens, widths up to 64: a head in a cluster of 8 blocks of threads
 //   plain   everything else
 // Gradients of what tile takes (and head) are three launches of the same tiles.
 #include "monarch_cuda.h"
@@ -9,6 +10,7 @@
 #include "core/cuda.h"
 #include "monarch.h"
 #include "monarch_grid.h"
+#include "monarch_maps.h"
 
 namespace linnet::cuda {
 namespace {
@@ -105,6 +107,38 @@ void run_tile(const Launch& launch, const MonarchGrid& g, const MonarchProblem& 
   const Kernel kernel = {bf16 ? "monarch_bf16_cuda" : "monarch_f16_cuda", kNames[bf16][width == 128][side == 128],
                          narrow(2 * side), shared};
   enqueue(launch, kernel, {static_cast<int64_t>(ring.chunks) * ring.heads * (g.rows + g.cols)}, p, ring);
+}
+
+// Clusters of 8 that run at a time: what the 132 multiprocessors of an H200 leave, whose groups are no multiples of 8.
+constexpr int64_t kClusters = 15;
+bool has_positive_strides(const View& x) { return x.stride[0] >= 0 && x.stride[1] > 0 && x.stride[2] >= 0; }
+bool is_cluster(const MonarchGrid& g) {
+  return is_tuned(g) && padded_width(g) == 64 && g.cols == 64 && g.rows > 32 && g.rows <= 64 && g.T == g.rows * g.cols &&
+         !g.mask.given() && has_positive_strides(g.q) && has_positive_strides(g.k) && has_positive_strides(g.v);
+}
+void run_cluster(const Launch& launch, const MonarchGrid& g, const MonarchProblem& p) {
+  const auto describe = [&](TensorMap* map, const View& x, bool slots) {
+    const auto distance = [](int64_t count, int64_t stride) {  // of a dimension with one entry nobody asks
+      return count == 1 || stride == 0 ? uint64_t{128} : static_cast<uint64_t>(stride) * 2;
+    };
+    const uint64_t H = static_cast<uint64_t>(g.H), B = static_cast<uint64_t>(g.B), row = 2 * static_cast<uint64_t>(x.stride[1]);
+    const uint64_t head = distance(g.H, x.stride[2]), batch = distance(g.B, x.stride[0]);
+    const uint64_t width = static_cast<uint64_t>(x.size[3]), rows = static_cast<uint64_t>(g.rows);
+    const uint64_t size[2][5] = {{width, 64 * rows, H, B, 1}, {width, 64, rows, H, B}};
+    const uint64_t stride[2][4] = {{row, head, batch, batch}, {row, 64 * row, head, batch}};
+    const uint32_t box[2][5] = {{64, 64, 1, 1, 1}, {64, 1, 64, 1, 1}};
+    return encode_tensor_map(map, x.dtype, x.data, 5, size[slots], stride[slots], box[slots]);
+  };
+  MonarchMaps maps;
+  if (!describe(&maps.q, g.q, false) || !describe(&maps.k, g.k, false) || !describe(&maps.v, g.v, false) ||
+      !describe(&maps.slots, g.q, true)) {
+    *launch.error = "the copy engine does not take these strides";
+    return;
+  }
+  const int64_t heads = g.B * g.H, shared = 12 * 8192 + 8 * 2 * 8192 + 8 * 64 * 4 + 26 * 8;
+  const Kernel kernel = {"monarch_cluster_cuda", g.q.dtype == Dtype::bf16 ? "cluster_bf16" : "cluster_f16", 544,
+                         narrow(shared)};
+  enqueue(launch, kernel, {8 * (heads < kClusters ? heads : kClusters)}, p, maps, narrow(heads));
 }
 
 // ---- the tuned gradients ---------------------------------------------------------------------------------------------------
@@ -245,7 +279,7 @@ int64_t chunk_units(const MonarchGrid& g, Pass pass, int64_t bytes) {
 // Tuned gradients may turn out to be unreachable by 16-byte accesses: then the plain kernels work in the same memory.
 int64_t backward_bytes(const MonarchGrid& g) {
   if (!is_tuned(g)) return kChunkBytes;
-  const int64_t tuned = saved_bytes(g, gradient_heads(g)),
+  const int64_t tuned = is_head_gradients(g) ? 0 : saved_bytes(g, gradient_heads(g)),
                 least = chunk_bytes(g, least_units(g, Pass::backward), Pass::backward);
   return tuned > least ? tuned : least;
 }
@@ -363,7 +397,7 @@ void backward_plain(const Launch& launch, const MonarchGrid& g, const MonarchPro
 int64_t workspace(const MonarchGrid& g, Pass pass) {
   const int64_t units = units_of(g);
   if (units == 0) return 0;
-  if (pass == Pass::forward && is_head(g)) return 0;
+  if (pass == Pass::forward && (is_head(g) || is_cluster(g))) return 0;
   if (pass == Pass::forward && is_tuned(g)) {
     MonarchRing ring = ring_of(g);
     Arena arena;
@@ -380,6 +414,7 @@ void forward(const MonarchGrid& g, const MonarchOut& out, const Launch& launch) 
   p.out = rows_of(out.out), p.lse = rows_of(out.lse);
   p.out_aligned = is_aligned(out.out);
   if (is_head(g)) return run_head(launch, g, p);
+  if (is_cluster(g)) return run_cluster(launch, g, p);
   if (is_tuned(g)) return run_tile(launch, g, p);
   forward_plain(launch, g, p);
 }

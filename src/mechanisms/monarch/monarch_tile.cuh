@@ -353,13 +353,16 @@ struct MonarchTile {
     ptx::fence_async_shared();
     __syncthreads();
     softmax<true>(s, p, by, lse);
+    give_lse(slot, lse);
+    average_to_q(p, by, v);  // the barrier above stands behind the last reading of q
+    give_queries(g.out, slot, q, g.V);
+  }
+  __device__ __forceinline__ void give_lse(int slot, const float (&lse)[2]) const {
 #pragma unroll
     for (int half = 0; half < 2 && g.lse.data != nullptr; ++half) {
       const int t = query_at(g, 0, first + lane / 4 + 8 * half, slot);
       if (t >= 0 && lane % 4 == 0) static_cast<float*>(g.lse.data)[offset_of(g.lse, b, t, h)] = lse[half] * 0.69314718f;
     }
-    average_to_q(p, by, v);  // the barrier above stands behind the last reading of q
-    give_queries(g.out, slot, q, g.V);
   }
   // This warp's rows of a tile to the tokens of a slot.
   __device__ __forceinline__ void give_queries(const MonarchRows& to, int slot, uint32_t tile, int width) const {
