@@ -241,6 +241,40 @@ WRONG = {
         RuntimeError,
         "linnet::softmax() Expected a value of type 'Tensor' for argument 'v'",
     ),
+    "block": (lambda: linnet.monarch(q4, q4, q4, block=0), RuntimeError, "monarch: block is 0, expected at least 1"),
+    "steps": (lambda: linnet.monarch(q4, q4, q4, steps=0), RuntimeError, "monarch: steps is 0, expected 1 to 1000"),
+    "pad": (lambda: linnet.monarch(q4, q4, q4, pad="left"), RuntimeError, "monarch: pad is 'left', expected one of post, pre"),
+    "mask type": (lambda: linnet.monarch(q4, q4, q4, mask=torch.ones(2, 5)), RuntimeError, "monarch: mask is f32, expected u8"),
+    "mask length": (
+        lambda: linnet.hierarchical(q4, q4, q4, mask=torch.ones(2, 4, dtype=torch.bool)),
+        RuntimeError,
+        "hierarchical: mask has 4 tokens in dimension 1 of [B, T], expected 5 (same as q)",
+    ),
+    "tree type": (
+        lambda: linnet.hierarchical(q4, q4, q4, parent=torch.zeros(8)),
+        RuntimeError,
+        "hierarchical: parent is f32, expected i32 or i64",
+    ),
+    "tree with a cycle": (
+        lambda: linnet.hierarchical(q4, q4, q4, parent=torch.tensor([5, 5, 5, 6, 6, 7, 5, -1])),
+        RuntimeError,
+        "hierarchical: parent[6] is 5, expected a larger number than the node's own",
+    ),
+    "tree with an orphan": (
+        lambda: linnet.hierarchical(q4, q4, q4, parent=torch.tensor([5, 5, 5, 6, 6, -1, -1])),
+        RuntimeError,
+        "hierarchical: parent[5] is -1, but only the last node, 6, may be the root: an orphan",
+    ),
+    "levels": (
+        lambda: linnet.hierarchical(q4, q4, q4, level_starts=torch.tensor([0, 4, 2]), level_offsets=torch.tensor([0, 3])),
+        RuntimeError,
+        "hierarchical: level_starts[2] is 2, expected ascending starts below 5 in level 0",
+    ),
+    "beta": (
+        lambda: linnet.fem_read(q4, torch.zeros(4, 8), torch.rand(2, 5, 4, 8), q=q4, k=q4),
+        RuntimeError,
+        "fem_read: beta[0][0] is 0, expected a number above 0",
+    ),
     "unknown operator": (
         lambda: linnet.info("sofmax"),
         ValueError,
