@@ -116,9 +116,7 @@ Op declare_recurrence(const RecurrenceMember& member) {
   }
   for (const char* other : {"", "other=g "}) {
     if (*other != '\0' && member.decay != Decay::either) continue;
-    // Which the GPU's kernels have: all but the delta rule with a decay per channel.
-    const bool backward = !member.beta || member.decay != Decay::either || *other != '\0';
-    const std::string last = given + other + "dtype=bf16 pass=" + (backward ? "fwd|fwd+bwd" : "fwd");
+    const std::string last = given + other + "dtype=bf16 pass=fwd|fwd+bwd";
     op.gpu_bench("B=16 T=2048 Hq=16 Hk=Hq Hv=Hq K=128 V=K " + last)
         .gpu_bench("B=1 T=32768 Hq=16 Hk=Hq Hv=Hq K=128 V=K " + last)
         .gpu_bench("B=16 T=2048 Hq=32 Hk=Hq Hv=Hq K=64 V=K " + last);

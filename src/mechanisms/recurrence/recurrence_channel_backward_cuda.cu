@@ -12,7 +12,7 @@
 //
 // Four warpgroups: dq, dk", dP and dv, P and dk'. The decays are applied by the threads of two channels and 16 rows that summed
 // them, of the first two. A chunk whose gates range too far (kSplit) takes its pairs one by one in f32.
-#include "mechanisms/recurrence/recurrence_channel.cuh"
+#include "mechanisms/recurrence/recurrence_channel_back.cuh"
 
 namespace linnet::cuda {
 namespace {
@@ -32,129 +32,6 @@ struct GradientShared {
   int split;
   uint64_t full[3];
 };
-
-// Element pair `pair` of a row of f32 sums, so that neither the accumulators of a warp nor its rows meet in a bank.
-template <int K>
-__device__ __forceinline__ float2& sums_at(char* tile, uint32_t row, uint32_t pair) {
-  return *reinterpret_cast<float2*>(tile + row * (K * 4) + (pair ^ (row % 8 * 4)) * 8);
-}
-template <int K>
-__device__ __forceinline__ void store_sums(const float (&x)[K / 2], char* tile, int thread) {
-  const int row = thread / 32 * 16 + thread % 32 / 4;
-#pragma unroll
-  for (int j = 0; j < K / 2; j += 2) sums_at<K>(tile, row + (j & 2) * 4, j / 4 * 4 + thread % 4) = {x[j], x[j + 1]};
-}
-
-__device__ __forceinline__ void store_pair(const Rows& rows, int64_t place, float x, float y) {
-  if (rows.dtype == Dtype::f32) {
-    auto* to = static_cast<float*>(const_cast<void*>(rows.data)) + place;
-    if (reinterpret_cast<uintptr_t>(to) % 8 == 0) {
-      *reinterpret_cast<float2*>(to) = {x, y};
-    } else {
-      to[0] = x;
-      to[1] = y;
-    }
-  } else {
-    auto* to = static_cast<uint16_t*>(const_cast<void*>(rows.data)) + place;
-    const uint32_t both = ptx::pack<true>(x, y);
-    if (reinterpret_cast<uintptr_t>(to) % 4 == 0) {
-      *reinterpret_cast<uint32_t*>(to) = both;
-    } else {
-      to[0] = static_cast<uint16_t>(both);
-      to[1] = static_cast<uint16_t>(both >> 16);
-    }
-  }
-}
-
-// Pairs of one chunk one by one: dq' of 16 rows from `first` on, and dk', two channels; every factor is at most 1.
-template <int K, int V>
-__device__ void exact_pairs(const GradientShared<K, V>& s, bool wide, int channel, int first, int rows, float2 (&dq)[16],
-                            float2 (&dk)[16]) {
-  const auto word = [&](const char* tile, int row) {
-    return ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(tile + ptx::tile_byte(C, row, channel)));
-  };
-  const auto decay = [&](int row) {  // 1 behind the sequence
-    const float2 g = row < rows ? gates_of(s.g, wide, row, channel) : float2{0, 0};
-    return float2{ptx::exp2_fast(g.x), ptx::exp2_fast(g.y)};
-  };
-  const auto pair = [&](int i, int j) {
-    return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(s.dp + ptx::tile_byte(C, i, j)));
-  };
-#pragma unroll
-  for (int i = 0; i < 16; ++i) dq[i] = dk[i] = {0, 0};
-  float2 near = {1, 1};  // from row j to the last one before the block
-#pragma unroll 1
-  for (int j = first - 1; j >= 0; --j) {
-    const float2 k = word(s.k, j), a = decay(j);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const float x = pair(first + i, j);
-      dq[i] = {fmaf(x, k.x * near.x, dq[i].x), fmaf(x, k.y * near.y, dq[i].y)};
-    }
-    near = {near.x * a.x, near.y * a.y};
-  }
-  near = {1, 1};  // from the last row of the block to row i
-#pragma unroll 1
-  for (int i = first + 16; i < C; ++i) {
-    const float2 q = word(s.q, i), a = decay(i);
-    near = {near.x * a.x, near.y * a.y};
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const float x = pair(i, first + j);
-      if (x != 0) dk[j] = {fmaf(x, q.x * near.x, dk[j].x), fmaf(x, q.y * near.y, dk[j].y)};
-    }
-  }
-  near = {1, 1};
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const float2 a = decay(first + i);
-    near = {near.x * a.x, near.y * a.y};
-    dq[i] = {dq[i].x * near.x, dq[i].y * near.y};
-  }
-  near = {1, 1};
-#pragma unroll
-  for (int j = 15; j >= 0; --j) {
-    const float2 a = decay(first + j);
-    dk[j] = {dk[j].x * near.x, dk[j].y * near.y};
-    near = {near.x * a.x, near.y * a.y};
-  }
-#pragma unroll
-  for (int j = 0; j < 16; ++j) {
-    const float2 k = word(s.k, first + j);
-    float2 e = {1, 1};
-#pragma unroll
-    for (int i = j + 1; i < 16; ++i) {
-      const float2 a = decay(first + i), q = word(s.q, first + i);
-      const float x = pair(first + i, first + j);
-      e = {e.x * a.x, e.y * a.y};
-      if (x == 0) continue;  // behind the sequence
-      dq[i] = {fmaf(x, k.x * e.x, dq[i].x), fmaf(x, k.y * e.y, dq[i].y)};
-      dk[j] = {fmaf(x, q.x * e.x, dk[j].x), fmaf(x, q.y * e.y, dk[j].y)};
-    }
-  }
-}
-
-// Where a thread's 16 rows stand in the chunk: sums of the gates of the blocks before and behind them.
-struct Place {
-  float2 before, behind, middle, all;  // middle: from the chunk's middle to the block's first row
-};
-template <int K>
-__device__ __forceinline__ Place place_of(const float (&totals)[4][K], int block, int channel) {
-  Place p = {};
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const float2 x = *reinterpret_cast<const float2*>(&totals[j][channel]);
-    const auto add = [&](float2& to, bool counts, float sign) {
-      to = {to.x + (counts ? sign * x.x : 0), to.y + (counts ? sign * x.y : 0)};
-    };
-    add(p.before, j < block, 1);
-    add(p.behind, j > block, 1);
-    add(p.middle, block < 2 && j >= block && j < 2, -1);
-    add(p.middle, block > 2 && j == 2, 1);
-    add(p.all, true, 1);
-  }
-  return p;
-}
 
 // What a block works on.
 struct Chunk {
@@ -219,7 +96,7 @@ __device__ void gradient_keys(const ChannelGradient& t, const Chunk& c, Gradient
     }
   }
   ptx::fence_async_shared();
-  __syncthreads();
+  sync_roles();
   if (!split && s.split != 0) {  // the other kernel's; nothing may be on its way here when the block ends
     if (threadIdx.x == 0) t.exact[c.image] = 1;
     ptx::barrier_wait(&s.full[1], 0);
@@ -260,16 +137,16 @@ __device__ void gradient_keys(const ChannelGradient& t, const Chunk& c, Gradient
       ptx::wgmma_wait<0>();
       ptx::hold(x);
     }
-    __syncthreads();  // S, R, Q', K' are read
+    sync_roles();  // S, R, Q', K' are read
     store_sums<K>(x, group == 0 ? s.s : s.r, thread);
   }
-  __syncthreads();
+  sync_roles();
   if (!sums) return;
   // Decays of the sums, the diagonal, and dg.
   const Place place = place_of(s.totals, warp, channel);
   float2 dq[16], dk[16], written[16];
   if (split) {
-    exact_pairs<K, V>(s, t.wide, channel, first, rows, dq, dk);
+    exact_pairs(s.q, s.k, s.dp, s.g, t.wide, channel, first, rows, dq, dk);
   } else {
 #pragma unroll
     for (int i = 0; i < 16; ++i) dq[i] = dk[i] = {0, 0};
@@ -376,7 +253,7 @@ __device__ void gradient_values(const ChannelGradient& t, const Chunk& c, Gradie
         ptx::pack<true>(in && column < row ? x[j] : 0, in && column + 1 < row ? x[j + 1] : 0);
   }
   ptx::fence_async_shared();
-  __syncthreads();
+  sync_roles();
   if (!split && s.split != 0) return;
   // rowsum(S R): a thread has two channels, and half of the values.
   ptx::barrier_wait(&s.full[2], 0);
@@ -439,8 +316,8 @@ __device__ void gradient_values(const ChannelGradient& t, const Chunk& c, Gradie
       }
     }
   }
-  __syncthreads();
-  __syncthreads();
+  sync_roles();
+  sync_roles();
 }
 
 // The last: P, dk'.
@@ -448,7 +325,7 @@ template <int K, int V, bool split>
 __device__ void gradient_scores(GradientShared<K, V>& s) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const uint32_t qs = ptx::shared_address(s.g), ks = qs + K / 64 * kPanel, dp = ptx::shared_address(s.dp);
-  __syncthreads();
+  sync_roles();
   if (!split && s.split != 0) return;
   if (!split) {
     float scores[32];
@@ -478,13 +355,13 @@ __device__ void gradient_scores(GradientShared<K, V>& s) {
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(y);
-    __syncthreads();
+    sync_roles();
     store_sums<K>(y, s.g, thread);
   } else {
     ptx::group_sync<5, 256>();
-    __syncthreads();
+    sync_roles();
   }
-  __syncthreads();
+  sync_roles();
 }
 
 template <int K, int V, bool split>

@@ -71,23 +71,60 @@ bool has_channel_gradients(const Engine& e) {
          fits(e.V) && e.N > 0 && e.T > 0;
 }
 
+ChannelRows cut_rows(Arena& arena, const Engine& e) {
+  ChannelRows rows;
+  const int64_t tokens = (e.offsets != nullptr ? 1 : e.N) * e.T;
+  const auto copy = [&](const Rows& from, int64_t width) {
+    return is_aligned(from, from.dtype) ? nullptr : arena.take<uint16_t>(tokens * (e.H / from.group) * width);
+  };
+  rows.q = copy(e.q, e.K);
+  rows.k = copy(e.k, e.K);
+  rows.v = copy(e.v, e.V);
+  if (!has_gate_rows(e.g)) rows.g = arena.take<uint16_t>(tokens * e.H * e.K * dtype_size(e.g.dtype) / 2);
+  rows.dout = arena.take<uint16_t>(tokens * e.H * e.V);  // whose view is not known yet
+  if (e.q.group > 1) rows.dq = arena.take<float>(tokens * e.H * e.K);
+  if (e.k.group > 1) rows.dk = arena.take<float>(tokens * e.H * e.K);
+  if (e.v.group > 1) rows.dv = arena.take<float>(tokens * e.H * e.V);
+  return rows;
+}
+
+void align_rows(const Launch& launch, const ChannelRows& rows, Engine* base, Rows* dout) {
+  Engine& e = *base;
+  const auto copied = [&](const Rows& from, uint16_t* to, int64_t width) {
+    const int64_t heads = e.H / from.group;
+    const Rows copy = {to, e.T * heads * width, heads * width, width, from.group, Dtype::bf16, Map::identity};
+    copy_rows(launch, copy, from, e.offsets != nullptr ? 1 : e.N, e.T, heads, width);
+    return copy;
+  };
+  if (rows.q != nullptr) e.q = copied(e.q, rows.q, e.K);
+  if (rows.k != nullptr) e.k = copied(e.k, rows.k, e.K);
+  if (rows.v != nullptr) e.v = copied(e.v, rows.v, e.V);
+  if (rows.g != nullptr) {
+    const int64_t parts = dtype_size(e.g.dtype) / 2;  // f32 as pairs of 16 bits
+    const Rows bits = {e.g.data, e.g.stride_b * parts, e.g.stride_t * parts, e.g.stride_h * parts, 1, Dtype::bf16};
+    copied(bits, rows.g, e.K * parts);
+    e.g = {rows.g, e.T * e.H * e.K, static_cast<int64_t>(e.H) * e.K, e.K, 1, e.g.dtype};
+  }
+  dout->group = 1;
+  if (!is_aligned(*dout, Dtype::bf16)) *dout = copied(*dout, rows.dout, e.V);
+}
+
+Rows result_rows(const Engine& base, const View& view, float* parts, int32_t width) {
+  if (!view.given()) return {};
+  return parts == nullptr ? rows_of(view, base.H) : dense_rows(parts, base.T, base.H, width);
+}
+void add_groups(const Launch& launch, const Engine& base, const View& view, float* parts, int32_t width) {
+  if (!view.given() || parts == nullptr) return;
+  const int64_t heads = view.size[2];
+  sum_groups(launch, rows_of(view, heads), dense_rows(parts, base.T, base.H, width), base.offsets != nullptr ? 1 : base.N,
+             base.T, heads, base.H / heads, width);
+}
+
 ChannelScratch cut_channel_gradients(Arena& arena, const Engine& e) {
   ChannelScratch scratch;
   if (!has_channel_gradients(e)) return scratch;
-  const bool packed = e.offsets != nullptr;
-  const int64_t tokens = (packed ? 1 : e.N) * e.T;
-  const auto copy = [&](const Rows& rows, int64_t width) {
-    return is_aligned(rows, rows.dtype) ? nullptr : arena.take<uint16_t>(tokens * (e.H / rows.group) * width);
-  };
-  scratch.q = copy(e.q, e.K);
-  scratch.k = copy(e.k, e.K);
-  scratch.v = copy(e.v, e.V);
-  if (!has_gate_rows(e.g)) scratch.g = arena.take<uint16_t>(tokens * e.H * e.K * dtype_size(e.g.dtype) / 2);
-  scratch.dout = arena.take<uint16_t>(tokens * e.H * e.V);  // whose view is not known yet
-  if (e.q.group > 1) scratch.dq = arena.take<float>(tokens * e.H * e.K);
-  if (e.k.group > 1) scratch.dk = arena.take<float>(tokens * e.H * e.K);
-  if (e.v.group > 1) scratch.dv = arena.take<float>(tokens * e.H * e.V);
-  const int64_t chunks = channel_chunks(packed, e.N, e.T) * e.H;
+  scratch.rows = cut_rows(arena, e);
+  const int64_t chunks = channel_chunks(e.offsets != nullptr, e.N, e.T) * e.H;
   scratch.states = arena.take<char>(chunks * e.K * e.V * 2);
   scratch.later = arena.take<char>(chunks * e.K * e.V * 2);
   scratch.exact = arena.take<int32_t>(chunks);
@@ -98,26 +135,8 @@ ChannelScratch cut_channel_gradients(Arena& arena, const Engine& e) {
 void run_channel_gradients(const Launch& launch, const ChannelGradients& g, const ChannelScratch& scratch) {
   Engine base = g.base;
   if (base.N == 0 || base.T == 0) return copy_states(launch, g.dinitial, g.dfinal, base.N, base.H, base.K, base.V);
-  const bool packed = base.offsets != nullptr;
-  const int64_t B = packed ? 1 : base.N;
-  const auto copied = [&](const Rows& from, uint16_t* to, int64_t width) {
-    const int64_t heads = base.H / from.group;
-    const Rows rows = {to, base.T * heads * width, heads * width, width, from.group, Dtype::bf16, Map::identity};
-    copy_rows(launch, rows, from, B, base.T, heads, width);
-    return rows;
-  };
-  if (scratch.q != nullptr) base.q = copied(base.q, scratch.q, base.K);
-  if (scratch.k != nullptr) base.k = copied(base.k, scratch.k, base.K);
-  if (scratch.v != nullptr) base.v = copied(base.v, scratch.v, base.V);
-  if (scratch.g != nullptr) {
-    const int64_t parts = dtype_size(base.g.dtype) / 2;  // f32 as pairs of 16 bits
-    const Rows bits = {base.g.data, base.g.stride_b * parts, base.g.stride_t * parts, base.g.stride_h * parts, 1, Dtype::bf16};
-    copied(bits, scratch.g, base.K * parts);
-    base.g = {scratch.g, base.T * base.H * base.K, static_cast<int64_t>(base.H) * base.K, base.K, 1, base.g.dtype};
-  }
   Rows dout = g.dout;
-  dout.group = 1;
-  if (!is_aligned(dout, Dtype::bf16)) dout = copied(dout, scratch.dout, base.V);
+  align_rows(launch, scratch.rows, &base, &dout);
 
   Engine forwards = base;
   forwards.initial = g.initial;
@@ -139,13 +158,9 @@ void run_channel_gradients(const Launch& launch, const ChannelGradients& g, cons
   t.states = scratch.states;
   t.later = scratch.later;
   t.exact = scratch.exact;
-  const auto rows = [&](const View& view, float* parts, int32_t width) {
-    if (!view.given()) return Rows();
-    return parts == nullptr ? rows_of(view, base.H) : dense_rows(parts, base.T, base.H, width);
-  };
-  t.dq = rows(g.dq, scratch.dq, base.K);
-  t.dk = rows(g.dk, scratch.dk, base.K);
-  t.dv = rows(g.dv, scratch.dv, base.V);
+  t.dq = result_rows(base, g.dq, scratch.rows.dq, base.K);
+  t.dk = result_rows(base, g.dk, scratch.rows.dk, base.K);
+  t.dv = result_rows(base, g.dv, scratch.rows.dv, base.V);
   t.dv_pieces = is_aligned(t.dv, Dtype::bf16);
   t.dg = rows_of(g.dg, base.H);
   if (!encode_rows(&t.q, base, base.q, base.K) || !encode_rows(&t.k, base, base.k, base.K) ||
@@ -160,16 +175,11 @@ void run_channel_gradients(const Launch& launch, const ChannelGradients& g, cons
     enqueue(
         launch,
         {"recurrence_channel_backward_cuda", names[base.K == 128][base.V == 128], 512, gradient_shared_bytes(base.K, base.V)},
-        {channel_chunks(packed, base.N, base.T) * base.H}, t);
+        {channel_chunks(base.offsets != nullptr, base.N, base.T) * base.H}, t);
   }
-  const auto add = [&](const View& view, float* parts, int32_t width) {
-    if (!view.given() || parts == nullptr) return;
-    const int64_t heads = view.size[2];
-    sum_groups(launch, rows_of(view, heads), dense_rows(parts, base.T, base.H, width), B, base.T, heads, base.H / heads, width);
-  };
-  add(g.dq, scratch.dq, base.K);
-  add(g.dk, scratch.dk, base.K);
-  add(g.dv, scratch.dv, base.V);
+  add_groups(launch, base, g.dq, scratch.rows.dq, base.K);
+  add_groups(launch, base, g.dk, scratch.rows.dk, base.K);
+  add_groups(launch, base, g.dv, scratch.rows.dv, base.V);
 }
 
 }  // namespace linnet::cuda

@@ -20,10 +20,21 @@ struct ChannelGradients {
   View dq, dk, dv, dg;
   States initial, dfinal, dinitial;
 };
+// Rows of a gradient call as the tiles take them: copies where those of the call are not aligned, and results of every head
+// before groups are added.
+struct ChannelRows {
+  uint16_t *q = nullptr, *k = nullptr, *v = nullptr, *g = nullptr, *dout = nullptr;
+  float *dq = nullptr, *dk = nullptr, *dv = nullptr;
+};
+ChannelRows cut_rows(Arena& arena, const Engine& base);
+// Makes the copies; base and dout are then theirs.
+void align_rows(const Launch& launch, const ChannelRows& rows, Engine* base, Rows* dout);
+Rows result_rows(const Engine& base, const View& view, float* parts, int32_t width);
+void add_groups(const Launch& launch, const Engine& base, const View& view, float* parts, int32_t width);
+
 struct ChannelScratch {
-  uint16_t *q = nullptr, *k = nullptr, *v = nullptr, *g = nullptr, *dout = nullptr;  // copies, where rows are not aligned
-  float *dq = nullptr, *dk = nullptr, *dv = nullptr;                                 // of every head, before groups are added
-  char *states = nullptr, *later = nullptr;                                          // kept states
+  ChannelRows rows;
+  char *states = nullptr, *later = nullptr;  // kept states
   int32_t* exact = nullptr;
   EngineScratch engine;
 };

@@ -3,6 +3,7 @@
 #include "mechanisms/recurrence/recurrence_channel_launch.h"
 #include "mechanisms/recurrence/recurrence_delta_launch.h"
 #include "mechanisms/recurrence/recurrence_gradients.h"
+#include "mechanisms/recurrence/recurrence_kda_launch.h"
 #include "mechanisms/recurrence/recurrence_plain.h"
 #include "recurrence.h"
 #include "recurrence_shape.h"
@@ -66,10 +67,12 @@ const char* recurrence_refuses(const RecurrenceArgs& args, Pass) { return refuse
 namespace {
 
 // Which kernels take the gradients of a call.
-enum class Way { walks, delta, channels, plain };
+enum class Way { walks, delta, channels, kda, plain };
 Way way_of(const Engine& e) {
   const bool scaled = e.scale != 0;  // the others carry gradients of the state in units of the scale
-  if (e.beta.data != nullptr) return is_delta(e) && e.q.dtype == Dtype::bf16 ? Way::delta : Way::plain;
+  if (e.beta.data != nullptr) {
+    return is_delta(e) && e.q.dtype == Dtype::bf16 ? Way::delta : has_kda_gradients(e) ? Way::kda : Way::plain;
+  }
   if (e.g_width > 1) return scaled && has_channel_gradients(e) ? Way::channels : Way::plain;
   return scaled && !e.l2_norm && e.V <= kMaxStepWidth ? Way::walks : Way::plain;
 }
@@ -152,6 +155,7 @@ int64_t recurrence_workspace(const RecurrenceArgs& args, Pass pass, int) {
       case Way::walks: cut_gradients(arena, e, is_grouped(args)); break;
       case Way::delta: cut_call(arena, args); break;
       case Way::channels: cut_channel_gradients(arena, e); break;
+      case Way::kda: cut_kda_gradients(arena, e); break;
       case Way::plain: cut_plain(arena, e); break;
     }
   }
@@ -178,6 +182,11 @@ void recurrence_backward(const RecurrenceArgs& args, const RecurrenceOut&, const
     case Way::channels: {
       const ChannelGradients g = {base, dout, grads.dq, grads.dk, grads.dv, grads.dg, initial, dfinal, dinitial};
       return run_channel_gradients(launch, g, cut_channel_gradients(arena, base));
+    }
+    case Way::kda: {
+      const KdaGradients g = {base,    dout,   grads.dq, grads.dk, grads.dv, grads.dg, scalars_of(grads.dbeta),
+                              initial, dfinal, dinitial};
+      return run_kda_gradients(launch, g, cut_kda_gradients(arena, base));
     }
     case Way::plain: {
       const PlainGradients g = {

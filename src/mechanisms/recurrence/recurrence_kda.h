@@ -8,6 +8,16 @@
 //
 // and the walk over the chunks is  S' = S exp(G_m),  N = T (V - K" S'),  O = scale (Q' S' + P N),  S = (S' + K'^T N) exp(G_C -
 // G_m). A chunk whose gates range too far is walked token by token.
+//
+// Gradients: Q' has the scale in it, P is bf16, and T^T is there too. The walk keeps S' and N, a reverse walk
+//
+//   R' = R exp(G_C - G_m),  dN = K' R' + P^T dO,  dY = T^T dN,  R = (R' + Q'^T dO - K"^T dY) exp(G_m)
+//
+// keeps R' and dY (dV), and then, for all chunks at once, with dP = tril(dO N^T) and dL = -tril(dY N^T, -1)
+//
+//   dQ' = dO S'^T + dP K'    dK" = -dY S'^T + dL K'    dK' = N R'^T + dP^T Q' + dL^T K"    dbeta_i = dY_i N_i / beta_i^2
+//
+// are given their decays. A beta of 0 counts as kLeastBeta there: what is divided by it again must not be lost.
 #pragma once
 
 #include "mechanisms/recurrence/recurrence_channel.h"
@@ -15,29 +25,51 @@
 namespace linnet::cuda {
 
 inline constexpr int64_t kKdaSegment = 4096;  // tokens of a segment: a map S -> A S + B with a dense A
+// What the last chunks of a segment leave of a state is found first: where it is nothing, A is 0, and B comes from them alone.
+inline constexpr int kKdaProbe = 8;
+inline constexpr float kKdaForgotten = 0x1p-40f;
 
 // Of a chunk and head: Q', K", K'; T, P; factors of the state before and behind it, and whether it is walked token by token.
 constexpr int kda_operands(int D) { return 3 * D * 128; }
 constexpr int kda_images(int D) { return kda_operands(D) + 2 * 16384; }
 constexpr int kda_record(int D) { return 2 * D + 4; }  // floats
 
-enum class KdaPhase : int32_t { whole, summary, joined };
+// The same for gradients: Q', K", K'; T, T^T; P in bf16.
+constexpr int kda_back_images(int D) { return kda_operands(D) + 2 * 16384 + 8192; }
+inline constexpr float kKdaLeastBeta = 0x1p-40f;
+
+enum class KdaPhase : int32_t { whole, probe, summary, joined };
 
 struct Kda {
   TensorMap q, k, v, g;
   Engine e;
   bool wide = false;
   KdaPhase phase = KdaPhase::whole;
-  char* images = nullptr;    // [chunks, H, kda_images]
+  bool back = false;         // for gradients
+  int32_t image = 0;         // bytes of an image
+  char* images = nullptr;    // [chunks, H, image]
   float* records = nullptr;  // [chunks, H, kda_record]
   float* maps = nullptr;     // [segments, N, H, 2, D, D]: B and A of each segment but the last; then S behind it in place of B
+  int32_t* forgets = nullptr;  // [segments, N, H]: A is zero, and not there
+  // Gradients: images of tiles [chunks, H].
+  TensorMap dout;
+  char *states = nullptr, *dstates = nullptr;      // [D / 64][64 values, D]: S'^T, R'^T
+  char *residuals = nullptr, *adjoints = nullptr;  // [64 tokens, D]: N, dY
+  float* dmaps = nullptr;                          // [segments, N, H, D, D]: R before each segment but the first
+  States dfinal, dinitial;
+  Rows dq, dk, dv, dg, dbeta;
+  bool dv_pieces = false;  // dv in bf16, 16 bytes at a time
 };
 
 constexpr int kda_prepare_bytes(int D) {
-  return 1024 + 3 * D * 128 + 2 * 16384 + kTileChunk * 68 * 4 + 4 * (4 * D + 64) + 2048;
+  return 1024 + 3 * D * 128 + 2 * 16384 + 8192 + kTileChunk * 68 * 4 + 4 * (4 * D + 64) + 2048;
 }
 constexpr int kda_stage(int D) { return kda_images(D) + D * 128 + 2048; }
 constexpr int kda_walk_bytes(int D) { return 1024 + 2 * kda_stage(D) + 1024; }
+constexpr int kda_reverse_bytes(int D) { return 1024 + 2 * (3 * D * 128 + 16384 + 8192 + D * 128 + 2048) + D * D * 2 + 1024; }
+constexpr int kda_gradient_bytes(int D) {
+  return 1024 + 6 * D * 128 + 3 * 256 * D + 2 * 8192 + 4 * (4 * D * 3 + 2 * D + 2 * 64) + 1024;
+}
 constexpr int kda_walk_threads(int D) { return 128 * (1 + D / 64); }
 
 }  // namespace linnet::cuda

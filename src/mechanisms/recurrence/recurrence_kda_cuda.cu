@@ -36,9 +36,10 @@ __device__ Walk kda_segment(const Engine& e, int64_t n, int segment, KdaPhase ph
   return w;
 }
 
-// The tokens of a chunk one by one, the state in accumulators: every factor at most 1. Results in place of the values.
+// The tokens of a chunk one by one, the state in accumulators: every factor at most 1. Results, or what is written where that
+// is kept, in place of the values.
 template <int D, bool reads>
-__device__ void step_chunk(const Kda& t, const Walk& w, int h, int chunk, int rows, bool map, int group, int thread,
+__device__ void step_chunk(const Kda& t, const Walk& w, int h, int chunk, int rows, bool map, bool keeps, int thread,
                            char* values, float (&S)[D / 2]) {
   const Engine& e = t.e;
   const int lane = thread % 32, own = thread / 32 * 16 + lane / 4;  // of the group's 64 values; and 8 below
@@ -66,7 +67,8 @@ __device__ void step_chunk(const Kda& t, const Walk& w, int h, int chunk, int ro
     for (int half = 0; half < 2; ++half) {
       for (int step = 1; step < 4; step *= 2) read[half] += __shfl_xor_sync(0xffffffff, read[half], step);
     }
-    const float beta = e.beta_factor * ptx::load(e.beta.data, e.beta.dtype, row_of(e.beta, w.b, token, h));
+    float beta = e.beta_factor * ptx::load(e.beta.data, e.beta.dtype, row_of(e.beta, w.b, token, h));
+    if (t.back && beta == 0) beta = kKdaLeastBeta;
     auto* value = reinterpret_cast<__nv_bfloat16*>(values + ptx::tile_byte(C, i, own));
     auto* below = reinterpret_cast<__nv_bfloat16*>(values + ptx::tile_byte(C, i, own + 8));
     const float written[2] = {beta * ((map ? 0 : __bfloat162float(*value)) - read[0]),
@@ -83,6 +85,13 @@ __device__ void step_chunk(const Kda& t, const Walk& w, int h, int chunk, int ro
         const float2 y = ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(q + q_at + j * 2));
         out[0] = fmaf(S[j], y.x, fmaf(S[j + 1], y.y, out[0]));
         out[1] = fmaf(S[j + 2], y.x, fmaf(S[j + 3], y.y, out[1]));
+      }
+    }
+    if (!reads && keeps) {
+      __syncwarp();
+      if (lane % 4 == 0) {
+        *value = __float2bfloat16_rn(written[0]);
+        *below = __float2bfloat16_rn(written[1]);
       }
     }
     if constexpr (reads) {
@@ -126,6 +135,7 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
       S[j] = e.initial.data != nullptr && w.starts ? e.in_factor * element(e.initial, j) : 0;
     }
   }
+  const bool keeps = !reads && t.states != nullptr && t.phase != KdaPhase::summary && t.phase != KdaPhase::probe;
   const auto scale_state = [&](const float* factors) {
 #pragma unroll
     for (int j = 0; j < kState; j += 4) {
@@ -143,8 +153,25 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
     asm volatile("" : "+r"(thread));  // addresses are computed anew in each chunk
     const int warp = thread / 32, lane = thread % 32;
     ptx::barrier_wait(&s.full[i % kFetched], (i / kFetched) & 1);
-    if (stage.record[2 * D] != 0) {
-      step_chunk<D, reads>(t, w, h, chunk, rows, map, group, thread, values, S);
+    const bool steps = stage.record[2 * D] != 0;
+    const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + chunk) * e.H + h;
+    if (!steps) scale_state(stage.record);
+    if (keeps) {
+      keep_state(S, group == 0 ? stage.q : stage.p, t.states + (number * (D / 64) + group) * (D * 128), i > 0, group, thread);
+    }
+    const auto keep_written = [&] {
+      ptx::fence_async_shared();
+      group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
+      if (thread == 0) ptx::store_bytes(t.residuals + number * (D * 128) + group * kPanel, values, kPanel);
+    };
+    if (steps) {
+      step_chunk<D, reads>(t, w, h, chunk, rows, map, keeps, thread, values, S);
+      if (keeps) {
+        for (int piece = thread; piece < (C - rows) * 8; piece += 128) {
+          *reinterpret_cast<uint4*>(values + (rows + piece / 8) * 128 + piece % 8 * 16) = {};
+        }
+        keep_written();
+      }
     } else {
       const uint32_t q = ptx::shared_address(stage.q), read = ptx::shared_address(stage.read);
       const uint32_t k = ptx::shared_address(stage.k), system = ptx::shared_address(stage.t);
@@ -153,7 +180,6 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
       uint32_t Y[32];
       {
         uint32_t A[kState / 2];
-        scale_state(stage.record);
 #pragma unroll
         for (int j = 0; j < kState; j += 2) A[j / 2] = ptx::pack<true>(S[j], S[j + 1]);
         ptx::hold(A);
@@ -196,6 +222,10 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::hold(U);  // N
+      if (keeps) {
+        stage_results(U, 0, 1, values, group, thread);
+        keep_written();
+      }
       uint32_t written[16];
 #pragma unroll
       for (int j = 0; j < 16; ++j) written[j] = ptx::pack<true>(U[2 * j], U[2 * j + 1]);
@@ -226,9 +256,17 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
       }
     }
     if constexpr (reads) send_results(e, w, h, group, chunk, rows, values, thread);
+    if (keeps && thread == 0) ptx::wait_stores_read();
     ptx::barrier_arrive(&s.empty[i % kFetched]);
   }
-  if (t.phase == KdaPhase::summary) {
+  if (keeps && thread == 0) ptx::wait_stores();
+  if (!reads && t.phase == KdaPhase::probe) {
+    bool left = false;
+#pragma unroll
+    for (int j = 0; j < kState; ++j) left = left || !(fabsf(S[j]) < kKdaForgotten);
+    left = ptx::group_any<5, D / 64 * 128>(left);
+    if (threadIdx.x == 0) t.forgets[(segment * e.N + n) * e.H + h] = left ? 0 : 1;
+  } else if (t.phase == KdaPhase::summary) {
 #pragma unroll
     for (int j = 0; j < kState; ++j) mapped(segment, map ? 1 : 0, j) = S[j];
   } else if (e.final.data != nullptr && w.ends) {
@@ -237,7 +275,7 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
   }
 }
 
-template <int D>
+template <int D, bool reads>
 __device__ void fetch_kda(const Kda& t, const Walk& w, int64_t n, int h, KdaWalkShared<D>& s) {
   const Engine& e = t.e;
   for (int i = 0; i < w.count; ++i) {
@@ -245,9 +283,11 @@ __device__ void fetch_kda(const Kda& t, const Walk& w, int64_t n, int h, KdaWalk
     uint64_t* full = &s.full[i % kFetched];
     if (i >= kFetched) ptx::barrier_wait(&s.empty[i % kFetched], (i / kFetched - 1) & 1);
     const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + w.first + i) * e.H + h;
-    ptx::barrier_arrive_expect(full, kda_images(D) + D * 128 + kda_record(D) * 4);
+    // Without reads K", K' and T alone.
+    constexpr uint32_t kFrom = reads ? 0 : D * 128, kBytes = reads ? kda_images(D) : 2 * D * 128 + 16384;
+    ptx::barrier_arrive_expect(full, kBytes + D * 128 + kda_record(D) * 4);
     ptx::load_bytes(stage.record, t.records + number * kda_record(D), kda_record(D) * 4, full);
-    ptx::load_bytes(stage.q, t.images + number * kda_images(D), kda_images(D), full);
+    ptx::load_bytes(stage.q + kFrom, t.images + number * t.image + kFrom, kBytes, full);
     ptx::load_box(stage.v, &t.v, full, 0, static_cast<int>(w.begin) + (w.first + i) * C, 0, h / e.v.group,
                   static_cast<int>(w.b));
   }
@@ -260,10 +300,20 @@ __device__ void kda_kernel(const Kda& t) {
   auto& s = ptx::shared_as<KdaWalkShared<D>>(memory);
   const int h = blockIdx.x % t.e.H, segment = blockIdx.y;
   const int64_t n = blockIdx.x / t.e.H;
-  const bool map = !reads && blockIdx.z == 1;
-  const Walk w = kda_segment(t.e, n, segment, t.phase);
+  const bool probe = t.phase == KdaPhase::probe, map = !reads && (probe || blockIdx.z == 1);
+  Walk w = kda_segment(t.e, n, segment, t.phase);
   if (w.count == 0 && segment > 0) return;
-  if (!reads && (w.ends || (map && segment == 0))) return;  // nobody starts from there; the first starts from the initial state
+  // Nobody starts behind the last segment; the first starts from the initial state.
+  if ((probe || t.phase == KdaPhase::summary) && (w.ends || (map && segment == 0))) return;
+  if (!reads && segment > 0 && t.phase != KdaPhase::joined) {
+    const bool forgets = !probe && t.forgets[(segment * t.e.N + n) * t.e.H + h] != 0;
+    if (forgets && map) return;
+    if (probe || forgets) {
+      const int skipped = max(w.count - kKdaProbe, 0);
+      w.first += skipped;
+      w.count -= skipped;
+    }
+  }
   if (threadIdx.x == 0) {
     for (int i = 0; i < kFetched; ++i) {
       ptx::barrier_init(&s.full[i], 1);
@@ -277,7 +327,7 @@ __device__ void kda_kernel(const Kda& t) {
     walk_kda<D, reads>(t, w, n, h, segment, map, s);
   } else {
     if constexpr (D == 128) ptx::fewer_registers<24>();
-    if (threadIdx.x % 128 == 0) fetch_kda<D>(t, w, n, h, s);
+    if (threadIdx.x % 128 == 0) fetch_kda<D, reads>(t, w, n, h, s);
   }
 }
 
@@ -313,9 +363,10 @@ extern "C" __global__ void __launch_bounds__(256) kda_fold(const __grid_constant
   __syncthreads();
   for (int i = 1; i < used; ++i) {
     const float* row = at(i, 1) + channel * D;
+    const bool forgets = t.forgets[(i * e.N + n) * e.H + h] != 0;
     float sum[4] = {};
 #pragma unroll 4
-    for (int c = 0; c < D; ++c) {
+    for (int c = 0; c < D && !forgets; ++c) {
       const float a = row[c];
 #pragma unroll
       for (int v = 0; v < 4; ++v) {

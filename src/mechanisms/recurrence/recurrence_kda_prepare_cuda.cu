@@ -11,14 +11,15 @@ template <int D>
 struct KdaShared {
   alignas(1024) char q[D * 128];
   char read[D * 128], k[D * 128];  // behind each other, as in the image
-  char g[2][16384];                // the gates, then T and P
+  char g[2][16384];                // the gates, then T and P (T^T)
+  char p[8192];                    // P in bf16, behind them
   float x[C][kLine];
   float totals[4][D];
   float beta[C];
   uint64_t full;
 };
 
-template <int D>
+template <int D, bool back>
 __device__ void prepare_kda(const Kda& t) {
   extern __shared__ char memory[];
   static_assert(sizeof(KdaShared<D>) + 1024 <= kda_prepare_bytes(D));
@@ -45,7 +46,8 @@ __device__ void prepare_kda(const Kda& t) {
   }
   if (thread < C) {
     const int64_t place = row_of(e.beta, w.b, w.begin + static_cast<int64_t>(chunk) * C + thread, h);
-    s.beta[thread] = thread < rows ? e.beta_factor * ptx::load(e.beta.data, e.beta.dtype, place) : 0;
+    const float beta = thread < rows ? e.beta_factor * ptx::load(e.beta.data, e.beta.dtype, place) : 0;
+    s.beta[thread] = back && thread < rows && beta == 0 ? kKdaLeastBeta : beta;
   }
   __syncthreads();
   ptx::barrier_wait(&s.full, 0);
@@ -74,9 +76,10 @@ __device__ void prepare_kda(const Kda& t) {
       const float2 k = ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(s.k + at));
       const float2 q = ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(s.q + at));
       const float2 up = {ptx::exp2_fast(l[i].x + a.x), ptx::exp2_fast(l[i].y + a.y)};
+      const float2 read = back ? float2{e.scale * up.x, e.scale * up.y} : up;
       const float2 down = {ptx::exp2_fast(-l[i].x - a.x), ptx::exp2_fast(-l[i].y - a.y)};
       const bool in = first + i < rows;
-      *reinterpret_cast<uint32_t*>(s.q + at) = in ? ptx::pack<true>(q.x * up.x, q.y * up.y) : 0;
+      *reinterpret_cast<uint32_t*>(s.q + at) = in ? ptx::pack<true>(q.x * read.x, q.y * read.y) : 0;
       *reinterpret_cast<uint32_t*>(s.read + at) = in ? ptx::pack<true>(k.x * up.x, k.y * up.y) : 0;
       *reinterpret_cast<uint32_t*>(s.k + at) = in ? ptx::pack<true>(k.x * down.x, k.y * down.y) : 0;
     }
@@ -89,7 +92,7 @@ __device__ void prepare_kda(const Kda& t) {
   }
   ptx::fence_async_shared();
   __syncthreads();
-  char* image = t.images + number * kda_images(D);
+  char* image = t.images + number * (back ? kda_back_images(D) : kda_images(D));
   if (thread == 0) ptx::store_bytes(image, s.q, kda_operands(D));
   const uint32_t q = ptx::shared_address(s.q), read = ptx::shared_address(s.read), k = ptx::shared_address(s.k);
   const int row = warp * 16 + lane / 4;
@@ -106,8 +109,16 @@ __device__ void prepare_kda(const Kda& t) {
   if (group == D / 64 - 1) {  // P
     float p[32];
     product(p, q);
+    if constexpr (back) {
 #pragma unroll
-    for (int j = 0; j < 32; ++j) {
+      for (int j = 0; j < 32; j += 2) {
+        const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
+        *reinterpret_cast<uint32_t*>(s.p + ptx::tile_byte(C, r, c)) =
+            ptx::pack<true>(c <= r ? p[j] : 0, c + 1 <= r ? p[j + 1] : 0);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 32 && !back; ++j) {
       const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2 + (j & 1);
       *reinterpret_cast<uint32_t*>(s.g[1] + ptx::tile_byte_paired_f32(C, r, c)) = ptx::round_tf32(c <= r ? p[j] : 0);
     }
@@ -136,6 +147,10 @@ __device__ void prepare_kda(const Kda& t) {
       uint32_t z[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) z[j] = ptx::round_tf32(c + j <= r ? y[j] * betas[j] : 0);
+      if constexpr (back) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) *reinterpret_cast<uint32_t*>(s.g[1] + ptx::tile_byte_paired_f32(C, c + j, r)) = z[j];
+      }
       *reinterpret_cast<uint4*>(s.g[0] + ptx::tile_byte_paired_f32(C, r, c)) = uint4{z[0], z[2], z[4], z[6]};
       *reinterpret_cast<uint4*>(s.g[0] + ptx::tile_byte_paired_f32(C, r, c + 1)) = uint4{z[1], z[3], z[5], z[7]};
     }
@@ -143,14 +158,20 @@ __device__ void prepare_kda(const Kda& t) {
   ptx::fence_async_shared();
   __syncthreads();
   if (thread == 0) {
-    ptx::store_bytes(image + kda_operands(D), s.g, 2 * 16384);
+    ptx::store_bytes(image + kda_operands(D), s.g, back ? 2 * 16384 + 8192 : 2 * 16384);
     ptx::wait_stores();
   }
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(128, 3) kda_prepare_64(const __grid_constant__ Kda t) { prepare_kda<64>(t); }
-extern "C" __global__ void __launch_bounds__(256, 2) kda_prepare_128(const __grid_constant__ Kda t) { prepare_kda<128>(t); }
+#define LINNET_KDA_PREPARE(name, D, back)                                                                     \
+  extern "C" __global__ void __launch_bounds__(2 * D, D == 128 ? 2 : 3) name(const __grid_constant__ Kda t) { \
+    prepare_kda<D, back>(t);                                                                                  \
+  }
+LINNET_KDA_PREPARE(kda_prepare_64, 64, false)
+LINNET_KDA_PREPARE(kda_prepare_128, 128, false)
+LINNET_KDA_PREPARE(kda_prepare_back_64, 64, true)
+LINNET_KDA_PREPARE(kda_prepare_back_128, 128, true)
 
 }  // namespace linnet::cuda

@@ -136,6 +136,32 @@ void run_chunks(const Launch& launch, const Engine& e, float* scratch) {
   enqueue(launch, {kChunkImage, kOutputs[wide_k][wide_v], 256, chunk_outputs_bytes(K, V)}, grid, c);
 }
 
+// The same for decays per channel, forwards alone.
+bool has_channel_chunks(const Engine& e) {
+  constexpr int64_t kFewTokens = 32;
+  const bool tiles = e.q.dtype == Dtype::bf16 && e.k.dtype == Dtype::bf16 && is_tile_width(e.K) && is_tile_width(e.V);
+  return e.q.dtype != Dtype::none && !tiles && e.K > 0 && e.K <= 128 && e.V > 0 && e.V <= 128 && e.T >= kFewTokens && e.N > 0 &&
+         e.g_width > 1 && e.beta.data == nullptr && !e.normalize && !e.l2_norm && !e.reverse;
+}
+void run_channel_chunks(const Launch& launch, const Engine& e, float* scratch) {
+  Chunks c;
+  c.e = e;
+  c.states = scratch;
+  c.totals = scratch + saved_slots(e) * e.H * e.K * e.V;
+  c.vectors = is_vector(e.q) && is_vector(e.k) && is_vector(e.v);
+  constexpr const char* kImage = "recurrence_channel_chunk_cuda";
+  static constexpr const char* kStates[2][2] = {{"channel_chunk_states_64_64", "channel_chunk_states_64_128"},
+                                                {"channel_chunk_states_128_64", "channel_chunk_states_128_128"}};
+  static constexpr const char* kOutputs[2][2] = {{"channel_chunk_outputs_64_64", "channel_chunk_outputs_64_128"},
+                                                 {"channel_chunk_outputs_128_64", "channel_chunk_outputs_128_128"}};
+  const bool wide_k = e.K > 64, wide_v = e.V > 64;
+  const int K = wide_k ? 128 : 64, V = wide_v ? 128 : 64;
+  const Grid grid = {e.N * e.H, (e.T + 63) / 64};
+  enqueue(launch, {kImage, kStates[wide_k][wide_v], 256, chunk_states_bytes(K, V)}, grid, c);
+  enqueue(launch, {kImage, "fold_channel_chunks", 256}, {(e.N * e.H * e.K * e.V + 255) / 256}, c);
+  enqueue(launch, {kImage, kOutputs[wide_k][wide_v], 256, chunk_outputs_bytes(K, V)}, grid, c);
+}
+
 // One token in place, in rows that 16-byte accesses can take.
 bool is_decode(const Engine& e) {
   return e.T == 1 && e.N > 0 && e.initial.data != nullptr && e.initial.data == e.final.data && !e.sums && !e.l2_norm &&
@@ -198,6 +224,10 @@ EngineScratch cut_engine(Arena& arena, const Engine& e) {
     scratch.chunks = arena.take<float>(saved_slots(e) * e.H * (static_cast<int64_t>(e.K) * e.V + 1));
     return scratch;
   }
+  if (has_channel_chunks(e)) {
+    scratch.chunks = arena.take<float>(saved_slots(e) * e.H * (static_cast<int64_t>(e.K) * e.V + e.K));
+    return scratch;
+  }
   const int64_t segments = tile_segments(e);
   if (segments == 1 || !is_tile_width(e.K) || !is_tile_width(e.V)) return scratch;
   scratch.segments =
@@ -221,6 +251,8 @@ void run_engine(const Launch& launch, const Engine& e, const EngineScratch& scra
   } else if (is_tiled(e)) {
     run_tiles(launch, e, scratch);
     if (e.final_z.data != nullptr) enqueue(launch, {kStepImage, "sum_keys", 256}, {e.N * e.H, (e.K + 31) / 32}, e);
+  } else if (scratch.chunks != nullptr && has_channel_chunks(e) && e.out.data != nullptr && e.saved == nullptr) {
+    run_channel_chunks(launch, e, scratch.chunks);
   } else if (scratch.chunks != nullptr && is_chunked(e)) {
     run_chunks(launch, e, scratch.chunks);
     if (e.final_z.data != nullptr) enqueue(launch, {kStepImage, "sum_keys", 256}, {e.N * e.H, (e.K + 31) / 32}, e);

@@ -22,6 +22,7 @@ States dense_states(float* data, int64_t H, int64_t rows, int64_t columns);
 struct KdaScratch {
   char* images = nullptr;
   float *records = nullptr, *maps = nullptr;
+  int32_t* forgets = nullptr;
 };
 // Cuts what run_engine needs from an arena; the same cuts on a null arena tell its size.
 struct DeltaScratch {  // recurrence_delta.h

@@ -21,7 +21,7 @@ inline constexpr int kPlainTokens = 8;  // whose states are kept at a time
 constexpr int plain_rows(int K) { return K <= 32 ? 4 : K <= 64 ? 8 : K <= 128 ? 16 : 32; }
 constexpr int plain_warps(int rows) { return rows == 32 ? 4 : 8; }
 constexpr int plain_shared_bytes(int rows) {
-  return 4 * (kPlainTokens * plain_warps(rows) * rows * 32 + 64 * plain_warps(rows) * 4);
+  return 4 * (kPlainTokens * plain_warps(rows) * rows * 32 + 64 * plain_warps(rows) * 4 + 64 * 8 * rows);
 }
 constexpr int64_t plain_blocks(int32_t K, int32_t V) {
   const int columns = 4 * plain_warps(plain_rows(K));

@@ -43,12 +43,31 @@ __device__ __forceinline__ void normalize(float (&x)[kRows]) {
   for (int i = 0; i < kRows; ++i) x[i] *= factor;
 }
 
-__device__ __forceinline__ float decayed(float g, float x) { return g > kMinusLog2 ? fmaf(expm1f(g), x, x) : expf(g) * x; }
+// A decay as one number: exp(g) - 1 where that is exact enough to matter, else exp(g); the last bit says which.
+__device__ __forceinline__ float factor_of(float g) {
+  const bool near = g > kMinusLog2;
+  const uint32_t bits = __float_as_uint(near ? expm1f(g) : expf(g));
+  return __uint_as_float(near ? bits | 1 : bits & ~1u);
+}
+__device__ __forceinline__ float decayed(float factor, float x) {
+  return fmaf(factor, x, (__float_as_uint(factor) & 1) != 0 ? x : 0);
+}
 
-template <int kRows>
-struct Token {
-  float k[kRows], g[kRows];  // g: one number where it is one for all channels
-};
+// Sums over the 4 columns of a warp: of `count` numbers of every lane, lane i of 4 keeps the i-th quarter (bits reversed).
+template <int count>
+__device__ __forceinline__ void sum_columns(float (&x)[count], int lane) {
+  const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
+#pragma unroll
+  for (int i = 0; i < count / 2; ++i) {
+    const float other = __shfl_xor_sync(0xffffffff, odd ? x[i] : x[i + count / 2], 1);
+    x[i] = (odd ? x[i + count / 2] : x[i]) + other;
+  }
+#pragma unroll
+  for (int i = 0; i < count / 4; ++i) {
+    const float other = __shfl_xor_sync(0xffffffff, upper ? x[i] : x[i + count / 4], 2);
+    x[i] = (upper ? x[i + count / 4] : x[i]) + other;
+  }
+}
 
 template <int kRows>
 __device__ void plain(const Plain& p) {
@@ -56,12 +75,14 @@ __device__ void plain(const Plain& p) {
   extern __shared__ float memory[];
   float* const slots = memory;                                         // [kPlainTokens][kWarps][kRows * 32]
   float* const written = memory + kPlainTokens * kWarps * kRows * 32;  // [kChunk][kWarps * 4]: v - S'^T k, or v
+  float* const factors = written + kChunk * kWarps * kColumns;  // [kChunk][kWidth]: decays; one for all channels: the first
   const Engine& e = p.e;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = lane / kColumns * kRows;
   const int column = (blockIdx.y * kWarps + warp) * kColumns + lane % kColumns, own = warp * kColumns + lane % kColumns;
   const int index = blockIdx.x % p.heads, h = p.first_head + index;
   const int64_t n = blockIdx.x / p.heads;
-  const bool mine = column<e.V, corrects = e.beta.data != nullptr, channels = e.g_width> 1;
+  const bool mine = column < e.V, corrects = e.beta.data != nullptr;
+  const bool channels = e.g_width > 1;
   int64_t b = n, begin = 0, end = e.T;
   if (e.offsets != nullptr) {
     b = 0;
@@ -72,27 +93,19 @@ __device__ void plain(const Plain& p) {
   const auto state_at = [&](const States& s, int row) {
     return n * s.stride_n + h * s.stride_h + row * s.stride_row + column * s.stride_column;
   };
-  const auto load_key = [&](int64_t t, Token<kRows>& x) {
-    load_row(e.k, row_of(e.k, b, t, h) + first, e.K - first, x.k);
-    if (e.l2_norm) normalize(x.k);
-    if (channels) {
-      load_row(e.g, row_of(e.g, b, t, h) + first, e.K - first, x.g);
-    } else {
-      const float g = e.g_width == 0 ? 0 : ptx::load(e.g.data, e.g.dtype, row_of(e.g, b, t, h));
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) x.g[i] = g;
-    }
+  const auto load_key = [&](int64_t t, float(&k)[kRows]) {
+    load_row(e.k, row_of(e.k, b, t, h) + first, e.K - first, k);
+    if (e.l2_norm) normalize(k);
   };
-  const auto decay = [&](const Token<kRows>& x, float(&S)[kRows]) {
+  const auto decay = [&](int i, float(&S)[kRows]) {  // token i of the chunk
     if (e.g_width == 0) return;
     if (channels) {
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) S[i] = decayed(x.g[i], S[i]);
+      for (int j = 0; j < kRows; ++j) S[j] = decayed(factors[i * kWidth + first + j], S[j]);
     } else {
-      const bool near = x.g[0] > kMinusLog2;
-      const float a = near ? expm1f(x.g[0]) : expf(x.g[0]);
+      const float factor = factors[i * kWidth];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) S[i] = fmaf(a, S[i], near ? S[i] : 0);
+      for (int j = 0; j < kRows; ++j) S[j] = decayed(factor, S[j]);
     }
   };
   const auto beta_of = [&](int64_t t) {
@@ -100,9 +113,9 @@ __device__ void plain(const Plain& p) {
   };
   // One step of the state; what the token writes is known when it was walked before.
   const auto step = [&](int64_t t, int i, bool known, float(&S)[kRows], const auto& with_decayed) {
-    Token<kRows> x;
-    load_key(t, x);
-    decay(x, S);
+    float k[kRows];
+    load_key(t, k);
+    decay(i, S);
     with_decayed();
     float w;
     if (known) {
@@ -112,14 +125,14 @@ __device__ void plain(const Plain& p) {
       if (corrects) {
         float read = 0;
 #pragma unroll
-        for (int j = 0; j < kRows; ++j) read = fmaf(x.k[j], S[j], read);
+        for (int j = 0; j < kRows; ++j) read = fmaf(k[j], S[j], read);
         w -= over_rows(read);
       }
       if (lane < kColumns) written[i * kWarps * kColumns + own] = w;
     }
     const float u = beta_of(t) * w;
 #pragma unroll
-    for (int j = 0; j < kRows; ++j) S[j] = fmaf(x.k[j], u, S[j]);
+    for (int j = 0; j < kRows; ++j) S[j] = fmaf(k[j], u, S[j]);
   };
 
   float R[kRows];
@@ -133,6 +146,15 @@ __device__ void plain(const Plain& p) {
     const int64_t start = begin + chunk * kChunk;
     const int tokens = static_cast<int>(end - start < kChunk ? end - start : kChunk);
     float S[kRows], kept[kChunk / kPlainTokens][kRows];
+    if (e.g_width != 0) {  // the block is done with those of the chunk behind
+      const int width = channels ? kWidth : 1;
+      for (int place = threadIdx.x; place < tokens * width; place += 32 * kWarps) {
+        const int i = place / width, c = place % width;
+        const float g = c < (channels ? e.K : 1) ? ptx::load(e.g.data, e.g.dtype, row_of(e.g, b, start + i, h) + c) : 0;
+        factors[i * kWidth + c] = factor_of(g);
+      }
+    }
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int64_t place = ((saved_slot(e, n, begin, chunk) * e.H + h) * e.K + first + i) * e.V + column;
@@ -162,9 +184,8 @@ __device__ void plain(const Plain& p) {
 #pragma unroll 1
       for (int i = count - 1; i >= 0; --i) {
         const int64_t t = start + from + i;
-        Token<kRows> x;
-        float q[kRows];
-        load_key(t, x);
+        float k[kRows], q[kRows];
+        load_key(t, k);
         load_row(e.q, row_of(e.q, b, t, h) + first, e.K - first, q);
         if (e.l2_norm) normalize(q);
         const float d = mine && p.dout.data != nullptr
@@ -175,7 +196,7 @@ __device__ void plain(const Plain& p) {
 #pragma unroll
         for (int j = 0; j < kRows; ++j) {
           R[j] = fmaf(q[j], d, R[j]);
-          du = fmaf(R[j], x.k[j], du);
+          du = fmaf(R[j], k[j], du);
         }
         du = over_rows(du);
         const float taken = corrects ? beta * du : 0;
@@ -184,27 +205,27 @@ __device__ void plain(const Plain& p) {
           ptx::store(const_cast<void*>(p.dv.data), p.dv.dtype, row_of(p.dv, b, t, h) + column, corrects ? taken : du);
         }
         // Sums over the columns of the warp take the place of the token's state, which this warp alone reads.
-        float dq[kRows], dk[kRows], dg[kRows];
+        float x[3 * kRows];  // dq, dk, dg
 #pragma unroll
         for (int j = 0; j < kRows; ++j) {
           const float s = slot(i, j);
-          dq[j] = fmaf(x.k[j], u, s) * d;
-          dk[j] = fmaf(R[j], u, -s * taken);
-          R[j] = fmaf(-x.k[j], taken, R[j]);
-          dg[j] = R[j] * s;
-          dq[j] = over_columns(dq[j]);
-          dk[j] = over_columns(dk[j]);
-          dg[j] = over_columns(dg[j]);
+          x[j] = fmaf(k[j], u, s) * d;
+          x[kRows + j] = fmaf(R[j], u, -s * taken);
+          R[j] = fmaf(-k[j], taken, R[j]);
+          x[2 * kRows + j] = R[j] * s;
         }
+        sum_columns(x, lane);
         __syncwarp();
         float* const sums = slots + (i * kWarps + warp) * kRows * 32;
-        const int kind = lane % kColumns;
-        if (kind < 3) {
+        constexpr int kQuarter = 3 * kRows / 4;
+        const int base = ((lane & 1) * 2 + (lane & 2) / 2) * kQuarter;
 #pragma unroll
-          for (int j = 0; j < kRows; ++j) sums[kind * kWidth + first + j] = kind == 0 ? dq[j] : kind == 1 ? dk[j] : dg[j];
+        for (int j = 0; j < kQuarter; ++j) {
+          const int place = base + j;
+          sums[place / kRows * kWidth + first + place % kRows] = x[j];
         }
         if (lane == 3) sums[3 * kWidth] = dbeta;
-        decay(x, R);
+        decay(from + i, R);
       }
       __syncthreads();
       const int64_t record = plain_record(e.K), rows = (e.offsets == nullptr ? e.N : 1) * e.T;

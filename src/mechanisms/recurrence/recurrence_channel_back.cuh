@@ -1,0 +1,136 @@
+// What the gradients with a decay per channel share (gla and KDA): f32 sums of tiles, pairs one by one, places in a chunk.
+#pragma once
+
+#include "mechanisms/recurrence/recurrence_channel.cuh"
+
+namespace linnet::cuda {
+namespace {
+
+// A barrier of the block of 512 threads, from the branches of its warpgroups.
+__device__ __forceinline__ void sync_roles() { ptx::group_sync<7, 512>(); }
+
+// Element pair `pair` of a row of f32 sums, so that neither the accumulators of a warp nor its rows meet in a bank.
+template <int K>
+__device__ __forceinline__ float2& sums_at(char* tile, uint32_t row, uint32_t pair) {
+  return *reinterpret_cast<float2*>(tile + row * (K * 4) + (pair ^ (row % 8 * 4)) * 8);
+}
+template <int K>
+__device__ __forceinline__ void store_sums(const float (&x)[K / 2], char* tile, int thread) {
+  const int row = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+  for (int j = 0; j < K / 2; j += 2) sums_at<K>(tile, row + (j & 2) * 4, j / 4 * 4 + thread % 4) = {x[j], x[j + 1]};
+}
+
+__device__ __forceinline__ void store_pair(const Rows& rows, int64_t place, float x, float y) {
+  if (rows.dtype == Dtype::f32) {
+    auto* to = static_cast<float*>(const_cast<void*>(rows.data)) + place;
+    if (reinterpret_cast<uintptr_t>(to) % 8 == 0) {
+      *reinterpret_cast<float2*>(to) = {x, y};
+    } else {
+      to[0] = x;
+      to[1] = y;
+    }
+  } else {
+    auto* to = static_cast<uint16_t*>(const_cast<void*>(rows.data)) + place;
+    const uint32_t both = ptx::pack<true>(x, y);
+    if (reinterpret_cast<uintptr_t>(to) % 4 == 0) {
+      *reinterpret_cast<uint32_t*>(to) = both;
+    } else {
+      to[0] = static_cast<uint16_t>(both);
+      to[1] = static_cast<uint16_t>(both >> 16);
+    }
+  }
+}
+
+// Pairs of one chunk one by one: with x_ij the weights of `pairs` below the diagonal, dq'_i = sum_j x_ij k_j exp(G_i - G_j) of
+// 16 rows from `first` on, and dk'_j = sum_i x_ij q_i exp(G_i - G_j), two channels; every factor is at most 1.
+__device__ void exact_pairs(const char* queries, const char* keys, const char* pairs, const char* gates, bool wide, int channel,
+                            int first, int rows, float2 (&dq)[16], float2 (&dk)[16]) {
+  const auto word = [&](const char* tile, int row) {
+    return ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(tile + ptx::tile_byte(C, row, channel)));
+  };
+  const auto decay = [&](int row) {  // 1 behind the sequence
+    const float2 g = row < rows ? gates_of(gates, wide, row, channel) : float2{0, 0};
+    return float2{ptx::exp2_fast(g.x), ptx::exp2_fast(g.y)};
+  };
+  const auto pair = [&](int i, int j) {
+    return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(pairs + ptx::tile_byte(C, i, j)));
+  };
+#pragma unroll
+  for (int i = 0; i < 16; ++i) dq[i] = dk[i] = {0, 0};
+  float2 near = {1, 1};  // from row j to the last one before the block
+#pragma unroll 1
+  for (int j = first - 1; j >= 0; --j) {
+    const float2 k = word(keys, j), a = decay(j);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float x = pair(first + i, j);
+      dq[i] = {fmaf(x, k.x * near.x, dq[i].x), fmaf(x, k.y * near.y, dq[i].y)};
+    }
+    near = {near.x * a.x, near.y * a.y};
+  }
+  near = {1, 1};  // from the last row of the block to row i
+#pragma unroll 1
+  for (int i = first + 16; i < C; ++i) {
+    const float2 q = word(queries, i), a = decay(i);
+    near = {near.x * a.x, near.y * a.y};
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const float x = pair(i, first + j);
+      if (x != 0) dk[j] = {fmaf(x, q.x * near.x, dk[j].x), fmaf(x, q.y * near.y, dk[j].y)};
+    }
+  }
+  near = {1, 1};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 a = decay(first + i);
+    near = {near.x * a.x, near.y * a.y};
+    dq[i] = {dq[i].x * near.x, dq[i].y * near.y};
+  }
+  near = {1, 1};
+#pragma unroll
+  for (int j = 15; j >= 0; --j) {
+    const float2 a = decay(first + j);
+    dk[j] = {dk[j].x * near.x, dk[j].y * near.y};
+    near = {near.x * a.x, near.y * a.y};
+  }
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    const float2 k = word(keys, first + j);
+    float2 e = {1, 1};
+#pragma unroll
+    for (int i = j + 1; i < 16; ++i) {
+      const float2 a = decay(first + i), q = word(queries, first + i);
+      const float x = pair(first + i, first + j);
+      e = {e.x * a.x, e.y * a.y};
+      if (x == 0) continue;  // behind the sequence
+      dq[i] = {fmaf(x, k.x * e.x, dq[i].x), fmaf(x, k.y * e.y, dq[i].y)};
+      dk[j] = {fmaf(x, q.x * e.x, dk[j].x), fmaf(x, q.y * e.y, dk[j].y)};
+    }
+  }
+}
+
+// Where a thread's 16 rows stand in the chunk: sums of the gates of the blocks before and behind them.
+struct Place {
+  float2 before, behind, middle, all;  // middle: from the chunk's middle to the block's first row
+};
+template <int K>
+__device__ __forceinline__ Place place_of(const float (&totals)[4][K], int block, int channel) {
+  Place p = {};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float2 x = *reinterpret_cast<const float2*>(&totals[j][channel]);
+    const auto add = [&](float2& to, bool counts, float sign) {
+      to = {to.x + (counts ? sign * x.x : 0), to.y + (counts ? sign * x.y : 0)};
+    };
+    add(p.before, j < block, 1);
+    add(p.behind, j > block, 1);
+    add(p.middle, block < 2 && j >= block && j < 2, -1);
+    add(p.middle, block > 2 && j == 2, 1);
+    add(p.all, true, 1);
+  }
+  return p;
+}
+
+}  // namespace
+}  // namespace linnet::cuda

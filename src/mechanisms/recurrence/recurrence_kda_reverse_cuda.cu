@@ -1,0 +1,319 @@
+// The gradient of the state of the delta rule with a decay per channel, from the last chunk to the first (recurrence_kda.h):
+// the walk of recurrence_kda_cuda.cu backwards in time, with R^T in f32 accumulators.
+//
+// Segments of long sequences: a first walk finds what each leaves of a zero gradient; with A^T they are folded from the last
+// one down.
+#include "mechanisms/recurrence/recurrence_channel.cuh"
+#include "mechanisms/recurrence/recurrence_kda.h"
+
+namespace linnet::cuda {
+namespace {
+
+constexpr int kFetched = 2;  // chunks in shared memory
+
+template <int D>
+struct KdaBackStage {
+  alignas(1024) char q[D * 128];
+  char read[D * 128], k[D * 128], t[16384], p[8192], dout[D * 128];  // t: T^T; at last dY in place of dO
+  float record[kda_record(D)];
+};
+template <int D>
+struct KdaReverseShared {
+  KdaBackStage<D> stage[kFetched];
+  alignas(1024) char state[D / 64][D * 128];  // on its way to memory
+  uint64_t full[kFetched], empty[kFetched];
+};
+
+__device__ Walk kda_reverse_segment(const Engine& e, int64_t n, int segment, KdaPhase phase) {
+  Walk w = walk_of(e, n, 0, false);
+  const int chunks = w.count, part = static_cast<int>(kKdaSegment / C);
+  const int segments = phase == KdaPhase::whole || w.length <= kLongest ? 1 : (chunks + part - 1) / part;
+  if (segments > 1) {
+    w.first = segment * part;
+    w.count = min(chunks, w.first + part) - w.first;
+  }
+  if (segment >= segments) w.count = 0;
+  w.first += w.count - 1;
+  w.starts = segment == 0;
+  w.ends = segment == segments - 1;
+  return w;
+}
+
+// The tokens of a chunk one by one, from the last; dY in place of dO.
+template <int D>
+__device__ void step_back(const Kda& t, const Walk& w, int h, int chunk, int rows, int thread, char* douts, float (&R)[D / 2]) {
+  const Engine& e = t.e;
+  const int lane = thread % 32, own = thread / 32 * 16 + lane / 4;
+  const auto* q = static_cast<const uint16_t*>(e.q.data);
+  const auto* k = static_cast<const uint16_t*>(e.k.data);
+#pragma unroll 1
+  for (int i = rows - 1; i >= 0; --i) {
+    const int64_t token = w.begin + static_cast<int64_t>(chunk) * C + i;
+    const int64_t at = lane % 4 * 2, q_at = row_of(e.q, w.b, token, h) + at, k_at = row_of(e.k, w.b, token, h) + at;
+    const int64_t g_at = row_of(e.g, w.b, token, h) + at;
+    auto* value = reinterpret_cast<__nv_bfloat16*>(douts + ptx::tile_byte(C, i, own));
+    auto* below = reinterpret_cast<__nv_bfloat16*>(douts + ptx::tile_byte(C, i, own + 8));
+    const float d[2] = {e.scale * __bfloat162float(*value), e.scale * __bfloat162float(*below)};
+    float read[2] = {};
+#pragma unroll
+    for (int j = 0; j < D / 2; j += 4) {
+      const float2 x = ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(k + k_at + j * 2));
+      const float2 y = ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(q + q_at + j * 2));
+      R[j] = fmaf(y.x, d[0], R[j]);
+      R[j + 1] = fmaf(y.y, d[0], R[j + 1]);
+      R[j + 2] = fmaf(y.x, d[1], R[j + 2]);
+      R[j + 3] = fmaf(y.y, d[1], R[j + 3]);
+      read[0] = fmaf(R[j], x.x, fmaf(R[j + 1], x.y, read[0]));
+      read[1] = fmaf(R[j + 2], x.x, fmaf(R[j + 3], x.y, read[1]));
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      for (int step = 1; step < 4; step *= 2) read[half] += __shfl_xor_sync(0xffffffff, read[half], step);
+    }
+    float beta = e.beta_factor * ptx::load(e.beta.data, e.beta.dtype, row_of(e.beta, w.b, token, h));
+    if (beta == 0) beta = kKdaLeastBeta;
+    const float taken[2] = {beta * read[0], beta * read[1]};
+#pragma unroll
+    for (int j = 0; j < D / 2; j += 4) {
+      const float2 x = ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(k + k_at + j * 2));
+      float2 g = {ptx::load(e.g.data, e.g.dtype, g_at + j * 2), ptx::load(e.g.data, e.g.dtype, g_at + j * 2 + 1)};
+      g = {ptx::exp2_fast(clamp_gate(g.x * kLog2E)), ptx::exp2_fast(clamp_gate(g.y * kLog2E))};
+      R[j] = g.x * fmaf(-taken[0], x.x, R[j]);
+      R[j + 1] = g.y * fmaf(-taken[0], x.y, R[j + 1]);
+      R[j + 2] = g.x * fmaf(-taken[1], x.x, R[j + 2]);
+      R[j + 3] = g.y * fmaf(-taken[1], x.y, R[j + 3]);
+    }
+    __syncwarp();
+    if (lane % 4 == 0) {
+      *value = __float2bfloat16_rn(taken[0]);
+      *below = __float2bfloat16_rn(taken[1]);
+    }
+    __syncwarp();
+  }
+}
+
+template <int D>
+__device__ void walk_back(const Kda& t, const Walk& w, int64_t n, int h, int segment, KdaReverseShared<D>& s) {
+  const Engine& e = t.e;
+  const int group = threadIdx.x / 128;
+  int thread = threadIdx.x % 128;
+  constexpr int kState = D / 2;
+  float R[kState];
+  const bool summary = t.phase == KdaPhase::summary;
+  const auto channel_of = [&](int j) { return j / 4 * 8 + thread % 4 * 2 + (j & 1); };
+  const auto value_of = [&](int j) { return group * 64 + thread / 32 * 16 + thread % 32 / 4 + (j & 2) * 4; };
+  const auto element = [&](const States& states, int j) -> float& {
+    return states.data[n * states.stride_n + h * states.stride_h + channel_of(j) * states.stride_row +
+                       value_of(j) * states.stride_column];
+  };
+  const auto mapped = [&](int number, int j) -> float& {  // [D channels, D values]
+    return t.dmaps[(((number * e.N + n) * e.H + h) * D + channel_of(j)) * D + value_of(j)];
+  };
+#pragma unroll
+  for (int j = 0; j < kState; ++j) {
+    if (w.ends) {
+      R[j] = t.dfinal.data != nullptr ? element(t.dfinal, j) : 0;
+    } else {
+      R[j] = summary ? 0 : mapped(segment + 1, j);
+    }
+  }
+  const auto scale_state = [&](const float* factors) {
+#pragma unroll
+    for (int j = 0; j < kState; j += 4) {
+      const float2 f = *reinterpret_cast<const float2*>(factors + j / 4 * 8 + thread % 4 * 2);
+      R[j] *= f.x;
+      R[j + 1] *= f.y;
+      R[j + 2] *= f.x;
+      R[j + 3] *= f.y;
+    }
+  };
+  for (int i = 0; i < w.count; ++i) {
+    KdaBackStage<D>& stage = s.stage[i % kFetched];
+    const int chunk = w.first - i, rows = chunk_rows(w, chunk);
+    const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + chunk) * e.H + h;
+    char* douts = stage.dout + group * kPanel;
+    asm volatile("" : "+r"(thread));  // addresses are computed anew in each chunk
+    ptx::barrier_wait(&s.full[i % kFetched], (i / kFetched) & 1);
+    const bool steps = stage.record[2 * D] != 0;
+    if (!steps) scale_state(stage.record + D);
+    if (!summary) {
+      keep_state(R, s.state[group], t.dstates + (number * (D / 64) + group) * (D * 128), i > 0, group, thread);
+    }
+    if (rows < C) {  // what lies behind the sequence counts as zero, NaN or not
+      for (int piece = thread; piece < (C - rows) * 8; piece += 128) {
+        *reinterpret_cast<uint4*>(douts + (rows + piece / 8) * 128 + piece % 8 * 16) = {};
+      }
+      ptx::fence_async_shared();
+      group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
+    }
+    if (steps) {
+      step_back<D>(t, w, h, chunk, rows, thread, douts, R);
+    } else {
+      const uint32_t q = ptx::shared_address(stage.q), read = ptx::shared_address(stage.read);
+      const uint32_t k = ptx::shared_address(stage.k), system = ptx::shared_address(stage.t);
+      const uint32_t p = ptx::shared_address(stage.p), d = ptx::shared_address(douts);
+      float Y[32];
+      {
+        float N[32];
+        uint32_t A[kState / 2];
+#pragma unroll
+        for (int j = 0; j < kState; j += 2) A[j / 2] = ptx::pack<true>(R[j], R[j + 1]);
+        ptx::hold(A);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int kk = 0; kk < D / 16; ++kk) {
+          ptx::wgmma<true, false>(N, A + 4 * kk, ptx::descriptor_k_major(k, C, kk), kk > 0);
+        }
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) {
+          ptx::wgmma_shared<true, true, true>(N, ptx::descriptor_mn_major(d, C, kk), ptx::descriptor_mn_major(p, C, kk), true);
+        }
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::hold(N);
+        uint32_t B[32];
+#pragma unroll
+        for (int j = 0; j < 32; ++j) B[j] = ptx::round_tf32(N[j]);
+        ptx::hold(B);
+        ptx::hold(R);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          ptx::wgmma_tf32(Y, B[4 * j], B[4 * j + 2], B[4 * j + 1], B[4 * j + 3], ptx::descriptor_k_major(system, C, j), j > 0);
+        }
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) {
+          ptx::wgmma_shared<true, true, true>(R, ptx::descriptor_mn_major(d, C, kk), ptx::descriptor_mn_major(q, C, kk), true);
+        }
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::hold(Y);
+        ptx::hold(R);
+      }
+      uint32_t written[16];
+#pragma unroll
+      for (int j = 0; j < 16; ++j) written[j] = ptx::pack<true>(-Y[2 * j], -Y[2 * j + 1]);
+      ptx::hold(R);
+      ptx::hold(written);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int kk = 0; kk < 4; ++kk) ptx::wgmma<true, true>(R, written + 4 * kk, ptx::descriptor_mn_major(read, C, kk), true);
+      ptx::wgmma_commit();
+      if (!summary) stage_results(Y, 0, 1, douts, group, thread);
+      ptx::wgmma_wait<0>();
+      ptx::hold(R);
+      scale_state(stage.record);
+    }
+    if (!summary) {
+      ptx::fence_async_shared();
+      group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
+      if (thread == 0) {
+        ptx::store_bytes(t.adjoints + number * (D * 128) + group * kPanel, douts, kPanel);
+        ptx::wait_stores_read();
+      }
+    }
+    ptx::barrier_arrive(&s.empty[i % kFetched]);
+  }
+  if (thread == 0) ptx::wait_stores();
+  if (summary) {
+#pragma unroll
+    for (int j = 0; j < kState; ++j) mapped(segment, j) = R[j];
+  } else if (t.dinitial.data != nullptr && w.starts) {
+#pragma unroll
+    for (int j = 0; j < kState; ++j) element(t.dinitial, j) = R[j];
+  }
+}
+
+template <int D>
+__device__ void fetch_back(const Kda& t, const Walk& w, int64_t n, int h, KdaReverseShared<D>& s) {
+  const Engine& e = t.e;
+  for (int i = 0; i < w.count; ++i) {
+    KdaBackStage<D>& stage = s.stage[i % kFetched];
+    uint64_t* full = &s.full[i % kFetched];
+    if (i >= kFetched) ptx::barrier_wait(&s.empty[i % kFetched], (i / kFetched - 1) & 1);
+    const int chunk = w.first - i;
+    const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + chunk) * e.H + h;
+    const char* image = t.images + number * t.image;
+    ptx::barrier_arrive_expect(full, kda_operands(D) + 16384 + 8192 + D * 128 + kda_record(D) * 4);
+    ptx::load_bytes(stage.record, t.records + number * kda_record(D), kda_record(D) * 4, full);
+    ptx::load_bytes(stage.q, image, kda_operands(D), full);
+    ptx::load_bytes(stage.t, image + kda_operands(D) + 16384, 16384 + 8192, full);
+    ptx::load_box(stage.dout, &t.dout, full, 0, static_cast<int>(w.begin) + chunk * C, 0, h, static_cast<int>(w.b));
+  }
+}
+
+template <int D>
+__device__ void reverse_kda(const Kda& t) {
+  extern __shared__ char memory[];
+  static_assert(sizeof(KdaReverseShared<D>) + 1024 <= kda_reverse_bytes(D) && kda_reverse_bytes(D) <= 232448);
+  auto& s = ptx::shared_as<KdaReverseShared<D>>(memory);
+  const bool summary = t.phase == KdaPhase::summary;
+  const int h = blockIdx.x % t.e.H, segment = blockIdx.y + (summary ? 1 : 0);
+  const int64_t n = blockIdx.x / t.e.H;
+  const Walk w = kda_reverse_segment(t.e, n, segment, t.phase);
+  if (w.count == 0 && segment > 0) return;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kFetched; ++i) {
+      ptx::barrier_init(&s.full[i], 1);
+      ptx::barrier_init(&s.empty[i], D / 64 * 128);
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < D / 64 * 128) {
+    if constexpr (D == 128) ptx::more_registers<240>();
+    walk_back<D>(t, w, n, h, segment, s);
+  } else {
+    if constexpr (D == 128) ptx::fewer_registers<24>();
+    if (threadIdx.x % 128 == 0) fetch_back<D>(t, w, n, h, s);
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kda_walk_threads(64), 1) kda_reverse_64(const __grid_constant__ Kda t) {
+  reverse_kda<64>(t);
+}
+extern "C" __global__ void __launch_bounds__(kda_walk_threads(128), 1) kda_reverse_128(const __grid_constant__ Kda t) {
+  reverse_kda<128>(t);
+}
+
+// The gradients between segments, from the last down: R = A^T R + what the segment adds, in place of that. A block has 8 values
+// of one head, a thread one channel of 4 of them.
+extern "C" __global__ void __launch_bounds__(256) kda_fold_back(const __grid_constant__ Kda t, int segments) {
+  const Engine& e = t.e;
+  const int D = e.K, h = blockIdx.x % e.H, channel = threadIdx.x % D, parts = 256 / D, count = 8 / parts;
+  const int first = blockIdx.y * 8 + threadIdx.x / D * count;
+  const int64_t n = blockIdx.x / e.H;
+  const Walk w = walk_of(e, n, 0, false);
+  if (w.length <= kLongest) return;
+  const int last = min(segments, static_cast<int>((w.length + kKdaSegment - 1) / kKdaSegment)) - 1;
+  __shared__ float state[128][8];
+  const auto at = [&](int i) { return t.dmaps + ((i * e.N + n) * e.H + h) * D * D; };
+  for (int v = 0; v < count; ++v) state[channel][first % 8 + v] = at(last)[channel * D + first + v];
+  __syncthreads();
+  for (int i = last - 1; i > 0; --i) {
+    const float* map = t.maps + (((i * e.N + n) * e.H + h) * 2 + 1) * D * D + channel;
+    const bool forgets = t.forgets[(i * e.N + n) * e.H + h] != 0;
+    float sum[4] = {};
+#pragma unroll 4
+    for (int c = 0; c < D && !forgets; ++c) {
+      const float a = map[c * D];
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        if (v < count) sum[v] = fmaf(a, state[c][first % 8 + v], sum[v]);
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      if (v >= count) continue;
+      float& b = at(i)[channel * D + first + v];
+      b += sum[v];
+      state[channel][first % 8 + v] = b;
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace linnet::cuda
