@@ -4,7 +4,8 @@
 # everything passed. FOLDER/results.md then holds all of it as a page for docs/results (machine, commit, tables).
 #
 #   PEERS=1           measures the peers of `linnet bench --peers` too, as far as FOLDER/peers or PYTHONPATH has them; those that
-#                     compile when first called are called once in the background before
+#                     compile and tune when first called are called once in the background before
+#   PEERS_UNTIL=S     from then on, and where a peer takes longer than a minute, without peers (330 s after the start)
 #   RANDOM_CASES=N    random cases in all (2000)
 #   BENCH_TIME=S      seconds of measurement for each case (0.1)
 cd "$(dirname "$0")/.." || exit 2
@@ -115,24 +116,27 @@ speeds=(
   "l2_norm;B=16 T=2048 H=16 K=128 dtype=bf16 pass=fwd|fwd+bwd"
   "triton monarch;B=256 T=256 S=256 $heads;B=1|16 T=4096 S=4096 $heads;B=1|4 T=16384 S=16384 $heads;B=16 T=4096 S=4096 H=12 K=64 V=64 dtype=f16 pass=fwd+bwd"
 )
-measure() {  # line of speeds, seconds
+measure() {  # limit, line of speeds, seconds of each case
   local words args=() each
-  IFS=';' read -ra words <<< "${1#triton }"
+  IFS=';' read -ra words <<< "${2#triton }"
   for each in "${words[@]:1}"; do args+=(--case "$each"); done
   # shellcheck disable=SC2086
-  "$linnet" bench ${words[0]} --device cuda --time "$2" --markdown ${PEERS:+--peers} --python "$(command -v python3)" "${args[@]}"
+  timeout "$1" "$linnet" bench ${words[0]} --device cuda --time "$3" --markdown ${PEERS:+--peers} --python "$(command -v python3)" "${args[@]}"
 }
 warm_up() {
   local line
   for line in "${speeds[@]}"; do
-    [ "${line#triton }" = "$line" ] || measure "$line" 0.001 > /dev/null 2>&1 &
+    [ "${line#triton }" = "$line" ] || measure 150 "$line" 0.001 > /dev/null 2>&1 &
   done
   wait
 }
 bench() {
   local line code=0 shown=0
   for line in "${speeds[@]}"; do
-    measure "$line" "${BENCH_TIME:-0.1}" > "$folder/bench.log" 2>&1 || code=1
+    if [ $SECONDS -gt "${PEERS_UNTIL:-330}" ] || ! measure 60 "$line" "${BENCH_TIME:-0.1}" > "$folder/bench.log" 2>&1; then
+      PEERS='' measure 60 "$line" "${BENCH_TIME:-0.1}" > "$folder/bench.log" 2>&1 || code=1
+      [ -z "${PEERS:-}" ] || sed -E -i '/^\| +[0-9]/s/\| ([^|]*) \|$/| - | - | \1 |/' "$folder/bench.log"
+    fi
     if [ $shown -eq 0 ]; then
       sed '/^of ceiling/,$d' "$folder/bench.log"
     else
