@@ -9,35 +9,15 @@
 namespace linnet::cuda {
 namespace plain {
 
-// f(i, j) for the scores of a thread.
-template <int R, class F>
-__device__ __forceinline__ void each_score(const F& f) {
-#pragma unroll
-  for (int i = 0; i < R; ++i) {
-#pragma unroll
-    for (int j = 0; j < R; ++j) f(i, j);
-  }
-}
-template <int R>
-__device__ __forceinline__ float sum_row(const float (&x)[R]) {
-  float sum = 0;
-#pragma unroll
-  for (int j = 0; j < R; ++j) sum += x[j];
-  return row_sum(sum);
-}
-__device__ __forceinline__ int64_t token_offset(const MonarchRows& x, const MonarchUnitIndex& u, int t) {
-  return t < 0 || x.data == nullptr ? -1 : offset_of(x, u.b, t, u.h);
-}
-
 // From dout of 16 R queries of slot j to their lse, delta and dq. Grid: units * cols, tiles of rows.
 template <int R>
 __device__ __forceinline__ void slot_queries(const MonarchProblem& g, const MonarchStep& step, const MonarchPassing& pass,
                                              char* memory) {
-  const Program<R> x(g, memory);
+  const SlotProgram<R> x(g, memory);
   Shared<R>& s = x.s;
-  const int slot = blockIdx.x % g.cols, l0 = blockIdx.y * x.kTile;
-  const int64_t local = blockIdx.x / g.cols;
-  const MonarchUnitIndex u = unit_of(g, local);
+  const int slot = x.slot, l0 = x.first;
+  const int64_t local = x.local;
+  const MonarchUnitIndex u = x.u;
   const Source q = source_of(g.q, g.K), dout = source_of(g.dout, g.V), a = source_of(step.a, g.K), y = source_of(pass.y, g.V);
   x.list([&](int i) {
     const int t = query_at(g, u.tile, l0 + i, slot);
@@ -50,19 +30,7 @@ __device__ __forceinline__ void slot_queries(const MonarchProblem& g, const Mona
   });
   Scores<R> z, d;
   const auto scores = [&](int p0, bool gradients) {
-    x.list([&](int i) {
-      const float c = p0 + i < g.blocks ? step.c[cell(g, local, slot, p0 + i)] : kInfinity;
-      s.right_number[0][i] = c;
-      s.right_at[0][i] = c < kInfinity ? cell(g, local, slot, p0 + i) * g.K : -1;
-      s.right_at[1][i] = c < kInfinity ? cell(g, local, slot, p0 + i) * g.V : -1;
-    });
-    clear<R>(z);
-    x.contract(z, q, s.left_at[0], a, s.right_at[0]);
-    each_score<R>([&](int i, int j) {
-      const int p = x.tx + 16 * j;
-      const bool there = s.right_at[0][p] >= 0 && (!g.causal || p0 + p < l0 + x.ty + 16 * i);
-      z[i][j] = there ? fmaf(z[i][j], g.factor, -s.right_number[0][p]) : -kInfinity;
-    });
+    x.beta(z, step, p0);
     if (!gradients) return;
     clear<R>(d);
     x.contract(d, dout, s.left_at[2], y, s.right_at[1]);
@@ -127,18 +95,13 @@ __device__ __forceinline__ void slot_queries(const MonarchProblem& g, const Mona
 template <int R>
 __device__ __forceinline__ void slot_blocks(const MonarchProblem& g, const MonarchStep& step, const MonarchPassing& pass,
                                             char* memory) {
-  const Program<R> x(g, memory);
+  const SlotProgram<R> x(g, memory);
   Shared<R>& s = x.s;
-  const int slot = blockIdx.x % g.cols, p0 = blockIdx.y * x.kTile;
-  const int64_t local = blockIdx.x / g.cols;
-  const MonarchUnitIndex u = unit_of(g, local);
+  const int slot = x.slot, p0 = x.first;
+  const int64_t local = x.local;
+  const MonarchUnitIndex u = x.u;
   const Source q = source_of(g.q, g.K), dout = source_of(g.dout, g.V), a = source_of(step.a, g.K), y = source_of(pass.y, g.V);
-  x.list([&](int i) {
-    const float c = p0 + i < g.blocks ? step.c[cell(g, local, slot, p0 + i)] : kInfinity;
-    s.left_number[0][i] = c;
-    s.left_at[0][i] = c < kInfinity ? cell(g, local, slot, p0 + i) * g.K : -1;
-    s.left_at[1][i] = c < kInfinity ? cell(g, local, slot, p0 + i) * g.V : -1;
-  });
+  x.list_blocks(step, p0, s.left_at, s.left_number);
   Scores<R> z, d;  // L and dbeta, transposed
   const auto scores = [&](int l0) {
     x.list([&](int i) {
@@ -193,12 +156,11 @@ __device__ __forceinline__ void slot_blocks(const MonarchProblem& g, const Monar
 template <int R>
 __device__ __forceinline__ void block_slots(const MonarchProblem& g, const MonarchStep& step, const MonarchPassing& pass,
                                             bool first, bool values, char* memory) {
-  const Program<R> x(g, memory);
+  const BlockProgram<R> x(g, memory);
   Shared<R>& s = x.s;
-  const int p = blockIdx.x % g.blocks, j0 = blockIdx.y * x.kTile;
-  const int64_t local = blockIdx.x / g.blocks;
-  const MonarchUnitIndex u = unit_of(g, local);
-  const bool visible = is_visible(g, u.tile, p);
+  const int p = x.p, j0 = x.first;
+  const int64_t local = x.local;
+  const MonarchUnitIndex u = x.u;
   const Source q = first ? source_of(g.q, g.K) : source_of(step.mean, g.K), k = source_of(g.k, g.K), v = source_of(g.v, g.V);
   const Source da = source_of(pass.da, g.K), dy = source_of(pass.dy, g.V), dout = source_of(g.dout, g.V);
   x.list([&](int i) {
@@ -214,17 +176,8 @@ __device__ __forceinline__ void block_slots(const MonarchProblem& g, const Monar
     s.left_number[2][i] = own ? pass.delta[query_cell(g, local, j, p)] : 0;
   });
   Scores<R> z, d;
-  const auto keys = [&](int i0) {
-    x.list([&](int i) {
-      const int t = visible ? valid_key_at(g, u.b, p, i0 + i) : -1;
-      s.right_at[0][i] = token_offset(g.k, u, t);
-      s.right_at[1][i] = token_offset(g.v, u, t);
-    });
-    clear<R>(z);
-    x.contract(z, q, s.left_at[0], k, s.right_at[0]);
-  };
   const auto scores = [&](int i0, bool gradients) {
-    keys(i0);
+    x.key_scores(z, q, i0);
     each_score<R>([&](int i, int j) { z[i][j] = s.right_at[0][x.tx + 16 * j] >= 0 ? z[i][j] * g.factor : -kInfinity; });
     if (!gradients) return;
     clear<R>(d);
@@ -266,7 +219,7 @@ __device__ __forceinline__ void block_slots(const MonarchProblem& g, const Monar
     if (!g.causal) continue;
     clear_rows<R>(o);
     for (int i0 = 0; i0 < g.cols; i0 += x.kTile) {
-      keys(i0);
+      x.key_scores(z, q, i0);
       Scores<R> w;
       clear<R>(w);
       x.contract(w, dout, s.left_at[3], v, s.right_at[1]);
@@ -390,11 +343,11 @@ __device__ __forceinline__ void block_keys(const MonarchProblem& g, const Monarc
 template <int R>
 __device__ __forceinline__ void between_queries(const MonarchProblem& g, const MonarchStep& step, const MonarchPassing& pass,
                                                 char* memory) {
-  const Program<R> x(g, memory);
+  const SlotProgram<R> x(g, memory);
   Shared<R>& s = x.s;
-  const int slot = blockIdx.x % g.cols, l0 = blockIdx.y * x.kTile;
-  const int64_t local = blockIdx.x / g.cols;
-  const MonarchUnitIndex u = unit_of(g, local);
+  const int slot = x.slot, l0 = x.first;
+  const int64_t local = x.local;
+  const MonarchUnitIndex u = x.u;
   const Source q = source_of(g.q, g.K), a = source_of(step.a, g.K), dmean = source_of(pass.dmean, g.K);
   x.list([&](int i) {
     const int t = valid_query_at(g, u.b, u.tile, l0 + i, slot);
@@ -462,11 +415,11 @@ __device__ __forceinline__ void between_queries(const MonarchProblem& g, const M
 template <int R>
 __device__ __forceinline__ void between_blocks(const MonarchProblem& g, const MonarchStep& step, const MonarchPassing& pass,
                                                char* memory) {
-  const Program<R> x(g, memory);
+  const SlotProgram<R> x(g, memory);
   Shared<R>& s = x.s;
-  const int slot = blockIdx.x % g.cols, p0 = blockIdx.y * x.kTile;
-  const int64_t local = blockIdx.x / g.cols;
-  const MonarchUnitIndex u = unit_of(g, local);
+  const int slot = x.slot, p0 = x.first;
+  const int64_t local = x.local;
+  const MonarchUnitIndex u = x.u;
   const Source q = source_of(g.q, g.K), a = source_of(step.a, g.K), dmean = source_of(pass.dmean, g.K);
   x.list([&](int i) {
     const int64_t at = p0 + i < g.blocks ? cell(g, local, slot, p0 + i) : -1;

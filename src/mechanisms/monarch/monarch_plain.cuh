@@ -192,6 +192,92 @@ __device__ __forceinline__ int64_t query_cell(const MonarchProblem& g, int64_t l
   return (local * g.cols + j) * g.rows + l;
 }
 
+// f(i, j) for the scores of a thread.
+template <int R, class F>
+__device__ __forceinline__ void each_score(const F& f) {
+#pragma unroll
+  for (int i = 0; i < R; ++i) {
+#pragma unroll
+    for (int j = 0; j < R; ++j) f(i, j);
+  }
+}
+template <int R>
+__device__ __forceinline__ float sum_row(const float (&x)[R]) {
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < R; ++j) sum += x[j];
+  return row_sum(sum);
+}
+__device__ __forceinline__ int64_t token_offset(const MonarchRows& x, const MonarchUnitIndex& u, int t) {
+  return t < 0 || x.data == nullptr ? -1 : offset_of(x, u.b, t, u.h);
+}
+
+// A program of tile blockIdx.y of the queries or blocks of a slot. Grid: units * cols, tiles.
+template <int R>
+struct SlotProgram : Program<R> {
+  using Program<R>::g, Program<R>::s, Program<R>::tx, Program<R>::ty, Program<R>::kTile;
+  int slot, first;
+  int64_t local;
+  MonarchUnitIndex u;
+
+  __device__ __forceinline__ SlotProgram(const MonarchProblem& problem, char* memory)
+      : Program<R>(problem, memory),
+        slot(blockIdx.x % problem.cols),
+        first(blockIdx.y * kTile),
+        local(blockIdx.x / problem.cols),
+        u(unit_of(problem, local)) {}
+
+  // The blocks p0 on: their a and y, and c, of those that take part.
+  __device__ __forceinline__ void list_blocks(const MonarchStep& step, int p0, int64_t (*at)[kTile],
+                                              float (*number)[kTile]) const {
+    Program<R>::list([&](int i) {
+      const float c = p0 + i < g.blocks ? step.c[cell(g, local, slot, p0 + i)] : kInfinity;
+      number[0][i] = c;
+      at[0][i] = c < kInfinity ? cell(g, local, slot, p0 + i) * g.K : -1;
+      at[1][i] = c < kInfinity ? cell(g, local, slot, p0 + i) * g.V : -1;
+    });
+  }
+  // beta of the queries of the left list and the blocks p0 on, which go to the right one.
+  __device__ __forceinline__ void beta(Scores<R>& z, const MonarchStep& step, int p0) const {
+    list_blocks(step, p0, s.right_at, s.right_number);
+    clear<R>(z);
+    Program<R>::contract(z, source_of(g.q, g.K), s.left_at[0], source_of(step.a, g.K), s.right_at[0]);
+    each_score<R>([&](int i, int j) {
+      const int p = tx + 16 * j;
+      const bool there = s.right_at[0][p] >= 0 && (!g.causal || p0 + p < first + ty + 16 * i);
+      z[i][j] = there ? fmaf(z[i][j], g.factor, -s.right_number[0][p]) : -kInfinity;
+    });
+  }
+};
+
+// A program of tile blockIdx.y of the slots of a block. Grid: units * blocks, tiles.
+template <int R>
+struct BlockProgram : Program<R> {
+  using Program<R>::g, Program<R>::s, Program<R>::kTile;
+  int p, first;
+  int64_t local;
+  MonarchUnitIndex u;
+
+  __device__ __forceinline__ BlockProgram(const MonarchProblem& problem, char* memory)
+      : Program<R>(problem, memory),
+        p(blockIdx.x % problem.blocks),
+        first(blockIdx.y * kTile),
+        local(blockIdx.x / problem.blocks),
+        u(unit_of(problem, local)) {}
+
+  // Queries of the left list times the keys i0 on, which go to the right one with their values; factor and masks are left out.
+  __device__ __forceinline__ void key_scores(Scores<R>& z, const Source& q, int i0) const {
+    const bool visible = is_visible(g, u.tile, p);
+    Program<R>::list([&](int i) {
+      const int t = visible ? valid_key_at(g, u.b, p, i0 + i) : -1;
+      s.right_at[0][i] = token_offset(g.k, u, t);
+      s.right_at[1][i] = token_offset(g.v, u, t);
+    });
+    clear<R>(z);
+    Program<R>::contract(z, q, s.left_at[0], source_of(g.k, g.K), s.right_at[0]);
+  }
+};
+
 }  // namespace linnet::cuda::plain
 
 // A kernel for each size of tile: name_1, name_2, name_4.

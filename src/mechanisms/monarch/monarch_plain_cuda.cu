@@ -9,12 +9,11 @@ namespace plain {
 template <int R>
 __device__ __forceinline__ void block_forward(const MonarchProblem& g, const MonarchStep& step, const MonarchPassing& pass,
                                               bool first, bool values, bool own, char* memory) {
-  const Program<R> x(g, memory);
+  const BlockProgram<R> x(g, memory);
   Shared<R>& s = x.s;
-  const int p = blockIdx.x % g.blocks, j0 = blockIdx.y * x.kTile;
-  const int64_t local = blockIdx.x / g.blocks;
-  const MonarchUnitIndex u = unit_of(g, local);
-  const bool visible = is_visible(g, u.tile, p);
+  const int p = x.p, j0 = x.first;
+  const int64_t local = x.local;
+  const MonarchUnitIndex u = x.u;
   const Source q = first ? source_of(g.q, g.K) : source_of(step.mean, g.K), k = source_of(g.k, g.K), v = source_of(g.v, g.V);
   x.list([&](int i) {
     const int t = query_at(g, u.tile, p % g.rows, j0 + i);
@@ -25,13 +24,7 @@ __device__ __forceinline__ void block_forward(const MonarchProblem& g, const Mon
   });
   Scores<R> z;
   const auto scores = [&](int i0) {
-    x.list([&](int i) {
-      const int t = visible ? valid_key_at(g, u.b, p, i0 + i) : -1;
-      s.right_at[0][i] = t < 0 ? -1 : offset_of(g.k, u.b, t, u.h);
-      s.right_at[1][i] = t < 0 ? -1 : offset_of(g.v, u.b, t, u.h);
-    });
-    clear<R>(z);
-    x.contract(z, q, s.left_at[0], k, s.right_at[0]);
+    x.key_scores(z, q, i0);
 #pragma unroll
     for (int i = 0; i < R; ++i) {
 #pragma unroll
@@ -94,43 +87,23 @@ __device__ __forceinline__ void block_forward(const MonarchProblem& g, const Mon
 template <int R>
 __device__ __forceinline__ void slot_forward(const MonarchProblem& g, const MonarchStep& step, const MonarchPassing& pass,
                                              char* memory) {
-  const Program<R> x(g, memory);
+  const SlotProgram<R> x(g, memory);
   Shared<R>& s = x.s;
-  const int slot = blockIdx.x % g.cols, l0 = blockIdx.y * x.kTile;
-  const int64_t local = blockIdx.x / g.cols;
-  const MonarchUnitIndex u = unit_of(g, local);
+  const int slot = x.slot, l0 = x.first;
+  const int64_t local = x.local;
+  const MonarchUnitIndex u = x.u;
   const Source q = source_of(g.q, g.K), a = source_of(step.a, g.K), y = source_of(pass.y, g.V);
   x.list([&](int i) {
     const int t = query_at(g, u.tile, l0 + i, slot);
-    s.left_at[0][i] = t < 0 ? -1 : offset_of(g.q, u.b, t, u.h);
+    s.left_at[0][i] = token_offset(g.q, u, t);
     s.left_at[1][i] = t;
     s.left_number[0][i] = g.causal && t >= 0 ? pass.own_lse[query_cell(g, local, slot, l0 + i)] : -kInfinity;
   });
   Scores<R> z;
-  const auto scores = [&](int p0) {
-    x.list([&](int i) {
-      const int p = p0 + i;
-      const float c = p < g.blocks ? step.c[cell(g, local, slot, p)] : kInfinity;
-      s.right_number[0][i] = c;
-      s.right_at[0][i] = c < kInfinity ? cell(g, local, slot, p) * g.K : -1;
-      s.right_at[1][i] = c < kInfinity ? cell(g, local, slot, p) * g.V : -1;
-    });
-    clear<R>(z);
-    x.contract(z, q, s.left_at[0], a, s.right_at[0]);
-#pragma unroll
-    for (int i = 0; i < R; ++i) {
-#pragma unroll
-      for (int j = 0; j < R; ++j) {
-        const int p = x.tx + 16 * j;
-        const bool there = s.right_at[0][p] >= 0 && (!g.causal || p0 + p < l0 + x.ty + 16 * i);
-        z[i][j] = there ? fmaf(z[i][j], g.factor, -s.right_number[0][p]) : -kInfinity;
-      }
-    }
-  };
   Normaliser<R> normaliser;
   const bool whole = g.blocks <= x.kTile;
   for (int p0 = 0; p0 < g.blocks; p0 += x.kTile) {
-    scores(p0);
+    x.beta(z, step, p0);
     normaliser.add(z);
   }
   float lse[R], share[R];
@@ -144,13 +117,9 @@ __device__ __forceinline__ void slot_forward(const MonarchProblem& g, const Mona
     Rows<R> o;
     clear_rows<R>(o);
     for (int p0 = 0; p0 < g.blocks; p0 += x.kTile) {
-      if (!whole) scores(p0);
+      if (!whole) x.beta(z, step, p0);
       Scores<R> w;
-#pragma unroll
-      for (int i = 0; i < R; ++i) {
-#pragma unroll
-        for (int j = 0; j < R; ++j) w[i][j] = normaliser.weight(i, z[i][j]);
-      }
+      each_score<R>([&](int i, int j) { w[i][j] = normaliser.weight(i, z[i][j]); });
       x.expand(o, w, y, s.right_at[1], c0);
     }
     if (g.causal) {
@@ -180,33 +149,19 @@ __device__ __forceinline__ void slot_forward(const MonarchProblem& g, const Mona
 // Between steps: lse of 16 R queries of slot j. Grid: units * cols, tiles of rows.
 template <int R>
 __device__ __forceinline__ void slot_lse(const MonarchProblem& g, const MonarchStep& step, char* memory) {
-  const Program<R> x(g, memory);
+  const SlotProgram<R> x(g, memory);
   Shared<R>& s = x.s;
-  const int slot = blockIdx.x % g.cols, l0 = blockIdx.y * x.kTile;
-  const int64_t local = blockIdx.x / g.cols;
-  const MonarchUnitIndex u = unit_of(g, local);
+  const int slot = x.slot, l0 = x.first;
+  const int64_t local = x.local;
+  const MonarchUnitIndex u = x.u;
   x.list([&](int i) {
     const int t = valid_query_at(g, u.b, u.tile, l0 + i, slot);
-    s.left_at[0][i] = t < 0 ? -1 : offset_of(g.q, u.b, t, u.h);
+    s.left_at[0][i] = token_offset(g.q, u, t);
   });
   Normaliser<R> normaliser;
   for (int p0 = 0; p0 < g.blocks; p0 += x.kTile) {
-    x.list([&](int i) {
-      const float c = p0 + i < g.blocks ? step.c[cell(g, local, slot, p0 + i)] : kInfinity;
-      s.right_number[0][i] = c;
-      s.right_at[0][i] = c < kInfinity ? cell(g, local, slot, p0 + i) * g.K : -1;
-    });
     Scores<R> z;
-    clear<R>(z);
-    x.contract(z, source_of(g.q, g.K), s.left_at[0], source_of(step.a, g.K), s.right_at[0]);
-#pragma unroll
-    for (int i = 0; i < R; ++i) {
-#pragma unroll
-      for (int j = 0; j < R; ++j) {
-        const int p = x.tx + 16 * j;
-        z[i][j] = s.right_at[0][p] >= 0 ? fmaf(z[i][j], g.factor, -s.right_number[0][p]) : -kInfinity;
-      }
-    }
+    x.beta(z, step, p0);
     normaliser.add(z);
   }
 #pragma unroll
@@ -220,22 +175,18 @@ __device__ __forceinline__ void slot_lse(const MonarchProblem& g, const MonarchS
 // blocks.
 template <int R>
 __device__ __forceinline__ void slot_means(const MonarchProblem& g, const MonarchStep& step, float* mean, char* memory) {
-  const Program<R> x(g, memory);
+  const SlotProgram<R> x(g, memory);
   Shared<R>& s = x.s;
-  const int slot = blockIdx.x % g.cols, p0 = blockIdx.y * x.kTile;
-  const int64_t local = blockIdx.x / g.cols;
-  const MonarchUnitIndex u = unit_of(g, local);
+  const int slot = x.slot, p0 = x.first;
+  const int64_t local = x.local;
+  const MonarchUnitIndex u = x.u;
   const Source q = source_of(g.q, g.K), a = source_of(step.a, g.K);
-  x.list([&](int i) {
-    const int p = p0 + i;
-    const bool there = p < g.blocks && step.c[cell(g, local, slot, p)] < kInfinity;
-    s.left_at[0][i] = there ? cell(g, local, slot, p) * g.K : -1;
-  });
+  x.list_blocks(step, p0, s.left_at, s.left_number);
   Scores<R> z;
   const auto scores = [&](int l0) {
     x.list([&](int i) {
       const int t = valid_query_at(g, u.b, u.tile, l0 + i, slot);
-      s.right_at[0][i] = t < 0 ? -1 : offset_of(g.q, u.b, t, u.h);
+      s.right_at[0][i] = token_offset(g.q, u, t);
       s.right_number[0][i] = t < 0 ? 0 : step.lse[query_cell(g, local, slot, l0 + i)];
     });
     clear<R>(z);
@@ -262,11 +213,7 @@ __device__ __forceinline__ void slot_means(const MonarchProblem& g, const Monarc
     for (int l0 = 0; l0 < g.rows; l0 += x.kTile) {
       if (!whole) scores(l0);
       Scores<R> w;
-#pragma unroll
-      for (int i = 0; i < R; ++i) {
-#pragma unroll
-        for (int j = 0; j < R; ++j) w[i][j] = normaliser.weight(i, z[i][j]);
-      }
+      each_score<R>([&](int i, int j) { w[i][j] = normaliser.weight(i, z[i][j]); });
       x.expand(o, w, q, s.right_at[0], c0);
     }
     x.each(o, g.K, c0, [&](int i, int c, float value) {
