@@ -58,6 +58,7 @@ Status wanted_cases(const Arguments& args, std::vector<Case>* cases) {
       if (op == nullptr && args.rest().empty()) {
         return bad_input("bench: --case needs the operator, as its first word or before the options");
       }
+      if (op == nullptr) op = find_op(args.rest().front());  // the operator, not the first of a mechanism of that name
       std::vector<Case> given;
       LINNET_TRY(bench::parse_cases(op != nullptr ? *op : *ops.front(), line, &given));
       for (Case& c : given) {

@@ -177,6 +177,7 @@ class TorchCall {
   // A tensor that is not contiguous in its last dimension is copied, unless kernels accept it (broadcast) or it is overwritten
   // (then the check refuses it).
   void set(const std::string& name, Tensor tensor, bool broadcast = false, bool mutated = false) {
+    if (!tensor.defined()) throw std::runtime_error(op_.name + ": " + name + " is None, expected a tensor");
     const Dtype dtype = dtype_of(op_, name, tensor);
     const int64_t rank = tensor.dim();
     if (rank > kMaxRank) {
