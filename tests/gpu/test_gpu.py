@@ -138,9 +138,7 @@ def overwritten(name, tensors):
 
 def test_every_operator_against_double():
     def test(name, options, tensors, wanted):
-        # Whether torch's tensors come to the right places: sums over all tokens keep few digits in bf16, and `linnet check` judges
-        # those by what the numbers allow.
-        tolerance = 1e-4 if all(t.dtype != torch.bfloat16 for t in tensors.values()) else 6e-2
+        tolerance = 1e-4 if all(t.dtype != torch.bfloat16 for t in tensors.values()) else 4e-2
         doubles = {
             key: (t.detach().double() if t.is_floating_point() else t).cpu().requires_grad_(t.requires_grad)
             for key, t in tensors.items()
@@ -248,7 +246,7 @@ def test_layer_of_mamba():
         return linnet.rms_norm_gated(y, z=z, weight=weight)
 
     for got, want in gradients(layer, (x, z, taps, dt, A, b, c, weight)):
-        close(got, want, 6e-2)  # four operators in a row, each rounded to bf16, and sums over all tokens
+        close(got, want, 2e-2)  # four operators in a row, each rounded to bf16
 
 
 def test_decode_overwrites_the_state():
