@@ -148,6 +148,8 @@ Status check_alloc(const DistillAllocArgs& args, const Dims& dims) {
 }  // namespace
 
 // clang-format off
+// Random cases draw scales up to 1, sqrt(K) times the default: beyond it exponents z.q grow past 100, one feature and one key
+// hold all the weight, and gradients of z and alpha are rounding.
 const Op& distill_op() {
   using A = DistillArgs;
   using O = DistillOut;

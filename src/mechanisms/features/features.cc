@@ -199,6 +199,9 @@ Cost cost_decode(const FeaturesDecodeArgs&, const Dims& dims, Pass) {
   .input("beta", &A::beta, "K", "rebased: bias of the norm").element(Element::param).optional() with_grad_beta                        \
   .input("key_tops", &A::key_tops, "B H", "what exponents of keys are taken less of, key_top given").element(Element::acc).optional()
 // NOLINTEND(bugprone-macro-parentheses)
+// Random cases bound two options, beyond which no kernel in float agrees with double: a favor_eps near 1 outweighs features of
+// size exp(-|y|^2 / 2), so that gradients are what is left of equal weights; temperature times unit inputs is a logit, and from
+// some 40 on one key of a channel holds all the weight.
 #define FEATURES_OPTIONS                                                                                                              \
   .option("map", &A::map, maps(), "the feature map")                                                                                  \
   .option("normalizer", &A::normalizer, {"none", "add", "max", "standard"}, "what divides: nothing, den + eps, max(den, eps), or what the map's source uses") \

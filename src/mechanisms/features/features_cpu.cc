@@ -18,20 +18,26 @@ LINNET_INLINE auto by_type(Dtype dtype, const Body& body) {
 }
 // Where all features of a query may vanish together, so does den, and the gradient of q is a difference of terms that it
 // divides: in float that loses more digits than the gates allow. These maps run their backward in double. So does a single
-// feature: it divides out, and what eps leaves of the gradient is such a difference.
+// feature: it divides out, and what eps leaves of the gradient is such a difference; and so do favor's, all of which may be
+// close to favor_eps. With eps 0, focused runs in double both ways: a head whose channels are small beside those of the token's
+// other heads has features far below float's range, whose ratios count.
 template <class Body>
 LINNET_INLINE auto by_pass(const FeaturesArgs& args, Pass pass, const Body& body) {
-  bool vanishes = features_shape(args).F == 1;
+  const FeaturesShape s = features_shape(args);
+  bool vanishes = s.F == 1;
   switch (args.map) {
     case FeaturesMap::relu:
     case FeaturesMap::relu2:
     case FeaturesMap::cosformer:
+    case FeaturesMap::favor:
+    case FeaturesMap::favor_hyp:
     case FeaturesMap::favor_relu:
     case FeaturesMap::t2r:
     case FeaturesMap::dpfp: vanishes = true; break;
     default: break;
   }
-  return by_type(pass == Pass::backward && vanishes ? Dtype::f64 : args.q.dtype, body);
+  const bool tiny = s.map == FeaturesMap::focused && s.normalizer != Normalizer::none && s.eps == 0;
+  return by_type(tiny || (pass == Pass::backward && vanishes) ? Dtype::f64 : args.q.dtype, body);
 }
 template <class T>
 inline constexpr Dtype kDtype = sizeof(T) == 8 ? Dtype::f64 : Dtype::f32;
@@ -424,7 +430,7 @@ void reduce_parameters(const Work<T>& r, const FeaturesGrads& grads) {
 }  // namespace
 
 void features_forward(const FeaturesArgs& args, const FeaturesOut& out, const Launch& launch) {
-  by_type(args.q.dtype, [&]<class T>() {
+  by_pass(args, Pass::forward, [&]<class T>() {
     Arena arena(launch.workspace);
     const Work<T> r = cut<T>(arena, args, Pass::forward, launch.workers);
     load_parameters(args, r);

@@ -514,9 +514,14 @@ struct Mapped {
     const T* z = state_of + shape.sums();
     if (call->centred) return end_centred(head, state_of, shape);
     for (int i = 0; i < F() - (running() ? 1 : 0); ++i) {
-      if (call->final_z.given()) *call->final_z.template at<T>(b, h, i) = z[i];
-      for (int j = 0; call->final_state.given() && j < width(); ++j) {
-        call->final_state.template at<T>(b, h, i)[j] = state_of[shape.at(i, j)] + z[i] * mean[j];
+      const View &to_z = call->final_z, &to = call->final_state;  // f32 also where T is double
+      if (to_z.given()) {
+        store_f64(to_z.data, to_z.dtype, b * to_z.stride[0] + h * to_z.stride[1] + i * to_z.stride[2],
+                  static_cast<double>(z[i]));
+      }
+      for (int j = 0; to.given() && j < width(); ++j) {
+        store_f64(to.data, to.dtype, b * to.stride[0] + h * to.stride[1] + i * to.stride[2] + j,
+                  static_cast<double>(state_of[shape.at(i, j)] + z[i] * mean[j]));
       }
     }
   }

@@ -104,9 +104,10 @@ LINNET_INLINE void weights(const Problem& p, const Sequence& seq, const QueryRow
         const int64_t at = (r + e) * kKeys + v;
         V x = X::load(s + at), slope = X::broadcast(1);
         if (capped) {
-          const V t = tanh(x);
-          slope = slope - t * t;
-          x = cap * t;
+          // 1 - tanh(x)^2 = 4 y / (1 + y)^2, y = exp(-2 |x|): keeps its digits where the cap saturates
+          const V y = exp(X::broadcast(-2) * abs(x)), more = slope + y;
+          slope = X::broadcast(4) * y / (more * more);
+          x = cap * tanh(x);
         }
         auto see = masked ? key_mask<T>(seen[e], tile.j0, v) : X::prefix(tile.keys - v);
         if (bias != nullptr) {

@@ -281,13 +281,13 @@ void softmax_backward(const SoftmaxArgs& args, const SoftmaxOut& out, const Soft
             const double b = args.bias.given() ? bias_of(args.bias, seq.b, h, row, seq.k0 + j) : 0;
             if (!rule.visible(i + seq.n - seq.tq, j, seq.n) || b == kMinusInfinity) continue;
             const double *k = scratch.k + j * K, *v = scratch.v + j * V;
-            const double capped = rule.capped(dot(scratch.q, k, K));
-            const double p = std::exp(capped + b - (lse == kMinusInfinity ? 0 : lse));
+            const double product = dot(scratch.q, k, K);
+            const double p = std::exp(rule.capped(product) + b - (lse == kMinusInfinity ? 0 : lse));
             double ds = p * (dot(dout, v, V) - delta);
             if (dbias != nullptr) {
               dbias[seq.b * bias_step[0] + h * bias_step[1] + row * bias_step[2] + (seq.k0 + j) * bias_step[3]] += ds;
             }
-            if (rule.softcap > 0) ds *= 1 - (capped / rule.softcap) * (capped / rule.softcap);
+            if (rule.softcap > 0) ds /= std::pow(std::cosh(rule.scale * product / rule.softcap), 2);  // 1 - tanh^2
             add_scaled(dv + j * V, p, dout, V);
             add_scaled(dk + j * K, rule.scale * ds, scratch.q, K);
             add_scaled(dq, rule.scale * ds, k, K);
