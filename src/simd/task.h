@@ -21,22 +21,35 @@ void parallel(const Launch& launch, int64_t tasks, const Body& body) {
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// The same for states that the next call updates again: each worker has a run of neighbouring tasks of its own, so that a state
-// stays in that core's cache, and helps the others when it is done.
-template <class Body>
-void parallel_near(const Launch& launch, int64_t tasks, const Body& body) {
-  constexpr int kMost = 64;
-  struct alignas(128) Run {
-    int64_t next, end;
-  } runs[kMost];
-  const int parts = launch.workers < kMost ? launch.workers : kMost;
-  for (int part = 0; part < parts; ++part) runs[part] = {part * tasks / parts, (part + 1) * tasks / parts};
-  parallel(launch, parts, [&](int64_t, int worker) {
-    for (int part = 0; part < parts; ++part) {
-      Run& run = runs[(worker + part) % parts];
+// Tasks in runs of neighbours, one run for each worker, so that what a task left in a core's cache is there when the next call
+// comes back to it. A worker that is done helps the others.
+class NearTasks {
+ public:
+  NearTasks(int64_t tasks, int workers) : parts_(workers < kMost ? workers : kMost) {
+    for (int part = 0; part < parts_; ++part) runs_[part] = {part * tasks / parts_, (part + 1) * tasks / parts_};
+  }
+  int parts() const { return parts_; }
+  // Called by every worker: body(task, worker) for the tasks that are left.
+  template <class Body>
+  void take(int worker, const Body& body) {
+    for (int part = 0; part < parts_; ++part) {
+      Run& run = runs_[(worker + part) % parts_];
       for (int64_t task; (task = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < run.end;) body(task, worker);
     }
-  });
+  }
+
+ private:
+  static constexpr int kMost = 64;
+  struct alignas(128) Run {
+    int64_t next, end;
+  } runs_[kMost];
+  int parts_;
+};
+
+template <class Body>
+void parallel_near(const Launch& launch, int64_t tasks, const Body& body) {
+  NearTasks near(tasks, launch.workers);
+  parallel(launch, near.parts(), [&](int64_t, int worker) { near.take(worker, body); });
 }
 
 // Whether `units` equal pieces of work, of `chunks` chunks each, leave so many workers idle that all of them on one unit (about

@@ -58,7 +58,7 @@ Job<T, Source> job_of(bool wanted, Source prototype, int64_t own, int workers) {
 template <class T>
 struct Need {
   int64_t states = 0;  // elements of the states of one unit
-  int64_t window = 0;  // elements of the ladder's window
+  int64_t window = 0;  // bytes of the ladder's window
   int I = 0, J = 0;
   int64_t spare = 0;
 };
@@ -70,7 +70,11 @@ Need<T> need_of(const Job<T, Source>& job, bool ladder, int workers) {
   source.count = job.groups.heads;
   const StateShape<T> shape = source.state();
   Need<T> need{job.groups.heads * shape.elements(), 0, shape.I, shape.J, source.spare_elements()};
-  if (ladder) need.window = ladder_window(shape, job.groups.heads, workers) * need.states;
+  if (ladder && source.causal()) {
+    need.window = kColumnSlots * job.groups.heads * kept_bytes(shape);
+  } else if (ladder) {
+    need.window = ladder_window(shape, job.groups.heads, workers) * need.states * int64_t{sizeof(T)};
+  }
   return need;
 }
 
@@ -82,7 +86,7 @@ struct Plan {
   int64_t worker_bytes = 0;
   char* workers = nullptr;
   T* states = nullptr;  // ladder
-  T* window = nullptr;
+  char* window = nullptr;
   T* weights = nullptr;
   T* dw = nullptr;
 };
@@ -113,7 +117,7 @@ Plan<T> plan_of(Arena& arena, const LinearArgs& args, const LinearShape& s, bool
   plan.workers = arena.take<char>(workers * plan.worker_bytes);
   if (plan.ladder) {
     plan.states = arena.take<T>(states);
-    plan.window = arena.take<T>(window);
+    plan.window = arena.take<char>(window);
   }
   if (args.map == FeatureMap::t2r) plan.weights = arena.take<T>(s.Hq * weight_elements<T>(s));
   if (wants_dw) plan.dw = arena.take<T>(2 * s.N * s.Hq * s.F * round_up<T>(s.K));
@@ -141,8 +145,12 @@ template <class T, class Source>
 void run_ladder(const Plan<T>& plan, const Job<T, Source>& job, const Launch& launch) {
   for (int64_t i = 0; i < job.units(); ++i) {
     const Source source = job.unit(i);
-    walk_ladder<T>(source, plan.states, plan.window, launch,
-                   [&](int worker) { return worker_chunk<T>(plan, worker, source, nullptr); });
+    const auto chunk_of = [&](int worker) { return worker_chunk<T>(plan, worker, source, nullptr); };
+    if (source.causal()) {
+      walk_columns<T>(source, plan.states, plan.window, launch, chunk_of);
+    } else {
+      walk_ladder<T>(source, plan.states, reinterpret_cast<T*>(plan.window), launch, chunk_of);
+    }
   }
 }
 
@@ -180,7 +188,7 @@ template <class T, class E, bool kSums>
 struct ForwardPass {
   using Source = LinearForward<T, E, kSums>;
   using Jobs = Job<T, Source>;
-  static Jobs job(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads, int workers) {
+  LINNET_INLINE static Jobs job(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads, int workers) {
     const LinearShape s = linear_shape(args);
     return job_of<T>(true, prototype<Source>(args, out, grads, s, false), s.H, workers);
   }

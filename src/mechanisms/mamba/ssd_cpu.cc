@@ -72,13 +72,14 @@ class SsdSource final : public ChunkSource<T> {
   void end(int64_t n, int64_t h, const StateShape<T>& shape_of, const T* state) const override {
     if (!writes_) store_state(out_.final_state, n, h, shape_of, state);
   }
-  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const override {
+  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o, int first,
+             int last) const override {
     const Sequence seq = sequence_of(args_.cu_seqlens, args_.x.size[1], n);
     const int width = this->shape.V;
     for (int r = 0; r < rows; ++r) {
       const int64_t t = seq.begin + at + r;
       const E* x = args_.x.at<const E>(seq.b, t, h);
-      for (int j = 0; j < width; j += X::W) {
+      for (int j = first; j < last; j += X::W) {
         V y = X::load(o + r * c.ldv + j);
         if (args_.D.given()) y = fma(skip(h, j), X::load(x + j, width - j), y);
         if (writes_) {

@@ -55,14 +55,14 @@ class MetalaSource final : public ChunkSource<T> {
   void end(int64_t n, int64_t h, const StateShape<T>& shape_of, const T* state) const override {
     store_state(out_.final_state, n, h, shape_of, state);
   }
-  bool store_reads_rows() const override { return true; }
-  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const override {
+  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o, int first,
+             int last) const override {
     const Sequence seq = sequence(n);
     const int width = this->shape.V;
     for (int r = 0; r < rows; ++r) {
       const int64_t t = seq.begin + at + r;
       const V u = X::broadcast(strength(h, c, r));
-      for (int j = 0; j < width; j += X::W) {
+      for (int j = first; j < last; j += X::W) {
         V y = X::load(o + r * c.ldv + j) * X::broadcast(scale_);
         if constexpr (kMixer) {
           const V x = u * value(seq.b, t, h, j);

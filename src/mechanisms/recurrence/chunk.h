@@ -57,7 +57,7 @@ struct StateShape {
 // 64: 275 ns per token instead of 335; 1 to 4 % at width 128). The last rows added are fetched first.
 class Ahead {
  public:
-  static constexpr int kLines = 20;
+  static constexpr int kLines = 20, kManyLines = 40;  // the latter where a task has half of the tiles
   // rows of `bytes`, `stride` bytes apart
   LINNET_INLINE void add(const void* first, int64_t stride, int64_t bytes, int rows) {
     if (rows > 0 && bytes > 0 && parts_ < kParts) {
@@ -77,7 +77,11 @@ class Ahead {
     at_ += 64;
     --lines_;
   }
-  LINNET_INLINE void clear() { parts_ = lines_ = 0; }
+  LINNET_INLINE void clear(int per_tile = kLines) {
+    parts_ = lines_ = 0;
+    per_tile_ = per_tile;
+  }
+  LINNET_INLINE int per_tile() const { return per_tile_; }
 
  private:
   static constexpr int kParts = 6;
@@ -87,7 +91,7 @@ class Ahead {
     int lines, rows;
   };
   Part part_[kParts];
-  int parts_ = 0, lines_ = 0;
+  int parts_ = 0, lines_ = 0, per_tile_ = kLines;
   const char* at_ = nullptr;
 };
 template <class Epilogue>
@@ -97,7 +101,7 @@ struct Fetching {
   template <class T, class V, int R, int N>
   LINNET_INLINE void tile(V (&acc)[R][N], T* c, int64_t ldc, int i, int j) const {
     using X = Vec<T>;
-    for (int line = 0; line < Ahead::kLines; ++line) ahead->next();
+    for (int line = ahead->per_tile(); line > 0; --line) ahead->next();
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r, c += ldc) {
 #pragma GCC unroll 8
@@ -121,6 +125,7 @@ struct Chunk {
   T* o;          // [C, ldz]  results
   T* n;          // [C]       sums of weights
   T* spare;      // what the mechanism asked for
+  bool* finite;  // kept chunks: whether Z is
   Ahead* ahead;  // what to fetch meanwhile
 
   LINNET_INLINE static Chunk cut(Arena& arena, int I, int J, int64_t spare) {
@@ -134,7 +139,16 @@ struct Chunk {
     c.o = arena.take<T>(kChunk * c.ldz);
     c.n = arena.take<T>(kChunk);
     c.spare = arena.take<T>(spare);
+    c.finite = nullptr;
     c.ahead = arena.take<Ahead>(1);
+    return c;
+  }
+  // The same with memory of its own for all but spare and ahead, which are the worker's.
+  LINNET_INLINE Chunk kept(Arena& arena, int I, int J) const {
+    Chunk c = cut(arena, I, J, 0);
+    c.spare = spare;
+    c.ahead = ahead;
+    c.finite = arena.take<bool>(1);
     return c;
   }
 };
@@ -189,17 +203,23 @@ void chunk_scores(int rows, int I, const Chunk<T>& c) {
 // length.
 inline constexpr int kDepth = 256;
 
-// O = X S, then O += P Z when causal. `finite`: Z is; otherwise rows are multiplied one by one with exactly the values that
-// they see, so that a NaN or infinity in a value reaches no earlier row as 0 * NaN. The bits are the same for finite values.
+// Columns [first, last) of O = X S, then O += P Z when causal. `finite`: Z is; otherwise rows are multiplied one by one with
+// exactly the values that they see, so that a NaN or infinity in a value reaches no earlier row as 0 * NaN. The bits are the
+// same for finite values, and for any cut of the columns (at whole vectors).
 template <class T>
-void chunk_read(int rows, const StateShape<T>& shape, const T* state, const Chunk<T>& c, bool causal, bool finite) {
-  for (int p = 0; p < shape.panels(); ++p) {
-    const int width = shape.columns(p), j = p * kPanel;
-    gemm<T>(rows, width, shape.I < kDepth ? shape.I : kDepth, as_is(c.x, c.ldx), state + shape.panel(p), shape.pitch(p),
-            c.o + j, c.ldz, Fetching<Store>{{}, c.ahead});
+void chunk_read(int rows, const StateShape<T>& shape, const T* state, const Chunk<T>& c, bool causal, bool finite, int first,
+                int last) {
+  for (int j = first, end; j < last; j = end) {
+    const int p = j / kPanel;
+    end = (p + 1) * kPanel < last ? (p + 1) * kPanel : last;
+    const int width = end - j;
+    const int64_t pitch = shape.pitch(p);
+    const T* panel = state + shape.panel(p) + j % kPanel;
+    gemm<T>(rows, width, shape.I < kDepth ? shape.I : kDepth, as_is(c.x, c.ldx), panel, pitch, c.o + j, c.ldz,
+            Fetching<Store>{{}, c.ahead});
     for (int i = kDepth; i < shape.I; i += kDepth) {
-      gemm<T>(rows, width, shape.I - i < kDepth ? shape.I - i : kDepth, as_is(c.x + i, c.ldx),
-              state + shape.panel(p) + i * shape.pitch(p), shape.pitch(p), c.o + j, c.ldz, Fetching<Add>{{}, c.ahead});
+      gemm<T>(rows, width, shape.I - i < kDepth ? shape.I - i : kDepth, as_is(c.x + i, c.ldx), panel + i * pitch, pitch,
+              c.o + j, c.ldz, Fetching<Add>{{}, c.ahead});
     }
     if (!causal) continue;
     if (finite) {
@@ -212,19 +232,24 @@ void chunk_read(int rows, const StateShape<T>& shape, const T* state, const Chun
   }
 }
 
-// S += Y^T Z, z += Y^T 1 (kAdd), or the increments alone.
-template <class T, bool kAdd, bool kSums>
-void chunk_write(int rows, const StateShape<T>& shape, T* state, const Chunk<T>& c) {
-  for (int p = 0; p < shape.panels(); ++p) {
-    T* panel = state + shape.panel(p);
-    const T* z = c.z + p * kPanel;
+// Columns [first, last) of S += Y^T Z (kAdd), or of the increment alone.
+template <class T, bool kAdd>
+void chunk_write(int rows, const StateShape<T>& shape, T* state, const Chunk<T>& c, int first, int last) {
+  for (int j = first, end; j < last; j = end) {
+    const int p = j / kPanel;
+    end = (p + 1) * kPanel < last ? (p + 1) * kPanel : last;
+    T* panel = state + shape.panel(p) + j % kPanel;
     if constexpr (kAdd) {
-      gemm<T>(shape.I, shape.columns(p), rows, as_is(c.yt, kChunk), z, c.ldz, panel, shape.pitch(p),
-              Fetching<Add>{{}, c.ahead});
+      gemm<T>(shape.I, end - j, rows, as_is(c.yt, kChunk), c.z + j, c.ldz, panel, shape.pitch(p), Fetching<Add>{{}, c.ahead});
     } else {
-      gemm<T>(shape.I, shape.columns(p), rows, as_is(c.yt, kChunk), z, c.ldz, panel, shape.pitch(p), Store{});
+      gemm<T>(shape.I, end - j, rows, as_is(c.yt, kChunk), c.z + j, c.ldz, panel, shape.pitch(p), Store{});
     }
   }
+}
+// All of S, and z += Y^T 1.
+template <class T, bool kAdd, bool kSums>
+void chunk_write(int rows, const StateShape<T>& shape, T* state, const Chunk<T>& c) {
+  chunk_write<T, kAdd>(rows, shape, state, c, 0, shape.J);
   if constexpr (kSums) write_sums<T, kAdd>(rows, shape.I, c.yt, state + shape.sums());
 }
 

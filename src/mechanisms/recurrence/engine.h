@@ -61,7 +61,8 @@ struct ChunkGrads {
   const T* dout;     // as load_dout() gave it
 };
 
-// n: sequence, h: head, at: token of the sequence. Called from many threads, for different heads.
+// n: sequence, h: head, at: token of the sequence. Called from many threads: load and store for different heads or columns, so
+// that a load may write the tiles alone; the rest for different heads.
 template <class T>
 class ChunkSource {
  public:
@@ -70,15 +71,16 @@ class ChunkSource {
   virtual int64_t tokens(int64_t n) const = 0;
   virtual int64_t spare_elements() const { return 0; }
   virtual int64_t shared_elements() const { return 0; }
-  virtual bool store_reads_rows() const { return false; }  // store() reads k or q of the tiles
   virtual void load(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c) const = 0;
   // What load and store will touch next, so that it is fetched meanwhile.
   virtual void ahead(int64_t, int64_t, int64_t, int, Ahead*) const {}
   // The state before the first token and after the last, in panels (StateShape).
   virtual void begin(int64_t n, int64_t h, const StateShape<T>& shape_of, T* state) const = 0;
   virtual void end(int64_t n, int64_t h, const StateShape<T>& shape_of, const T* state) const = 0;
-  // o [rows, ldv] = S_t^T q_t, to be scaled and stored; of the tiles of load() spare is left, k and q if store_reads_rows().
-  virtual void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const = 0;
+  // Columns [first, last) of o [rows, ldv] = S_t^T q_t, to be scaled and stored; first is a multiple of the vector, last too or
+  // V. Of the tiles of load() k, q and spare are left.
+  virtual void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o, int first,
+                     int last) const = 0;
 
   // Backward. load_dout: the gradient of o [rows, ldv] (scale folded in), the tiles as load() left them. gradients: takes
   // them away; heads of a task come in ascending order for every chunk, chunks from the last to the first.

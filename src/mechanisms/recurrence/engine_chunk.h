@@ -72,24 +72,11 @@ struct ChunkScratch {
     c.ahead = arena.take<Ahead>(1);
     return c;
   }
-  // The same with memory of its own for what the walk over the columns and store() read: the rest is the worker's.
-  LINNET_INLINE ChunkScratch kept(Arena& arena, const EngineShape& s, int64_t spare_elements, bool rows_too) const {
+  // The same with the scores elsewhere.
+  LINNET_INLINE ChunkScratch with_scores(T* p_at, T* solve_at) const {
     ChunkScratch c = *this;
-    c.kqp = arena.take<T>(2 * kChunk * ldk);
-    if (s.gate == Gate::none) {
-      c.kq = c.kqp;
-    } else if (rows_too) {
-      c.kq = arena.take<T>(2 * kChunk * ldk);
-    }
-    c.v = arena.take<T>(kChunk * ldv);
-    c.r = arena.take<T>(2 * kChunk * ldv);
-    c.kt = arena.take<T>(static_cast<int64_t>(s.K) * kChunk);
-    c.p = arena.take<T>(kChunk * kChunk);
-    c.solve = arena.take<T>(kChunk * kChunk);
-    c.beta = arena.take<T>(kChunk);
-    c.factor = arena.take<T>(ldk);
-    c.keep = arena.take<T>(ldk);
-    c.spare = arena.take<T>(spare_elements);
+    c.p = p_at;
+    c.solve = solve_at;
     return c;
   }
   LINNET_INLINE ChunkTiles<T> tiles(int rows, bool queries) const {
@@ -109,8 +96,9 @@ LINNET_INLINE void state_factors(typename Vec<T>::V total, T* factor, T* keep) {
   X::store(keep, select(weak, X::broadcast(T(1)), X::zero()));
 }
 
+// keys: (K pre) too. scores: what the scores need, E.
 template <class T>
-void scalar_gates(int rows, int K, const ChunkScratch<T>& c) {
+void scalar_gates(int rows, int K, const ChunkScratch<T>& c, bool keys, bool scores) {
   using X = Vec<T>;
   T total = 0;
   for (int i = 0; i < rows; ++i) c.pre[i] = total += c.g[i];
@@ -125,7 +113,7 @@ void scalar_gates(int rows, int K, const ChunkScratch<T>& c) {
     X::store(c.suf + j, exp(X::load(c.suf + j, rows - j)));
   }
   typename X::V sums[kChunk / X::W] = {};
-  for (int i = 0; i < rows; ++i) {
+  for (int i = 0; scores && i < rows; ++i) {
     const typename X::V g = X::broadcast(c.g[i]);
     for (int v = 0; v < kChunk / X::W; ++v) {
       const int j = v * X::W;
@@ -137,18 +125,14 @@ void scalar_gates(int rows, int K, const ChunkScratch<T>& c) {
       X::store(c.decay + i * kChunk + j, e);
     }
   }
-  for (int i = 0; i < rows; ++i) {  // k and q times pre
-    const typename X::V pre = X::broadcast(c.pre[i]);
-    for (int64_t j = 0; j < c.ldk; j += X::W) {
-      for (int row = i; row < 2 * rows; row += rows) {
-        X::store(c.kqp + row * c.ldk + j, pre * X::load(c.kq + row * c.ldk + j));
-      }
-    }
+  for (int row = keys ? 0 : rows; row < 2 * rows; ++row) {  // k and q times pre
+    const typename X::V pre = X::broadcast(c.pre[row % rows]);
+    for (int64_t j = 0; j < c.ldk; j += X::W) X::store(c.kqp + row * c.ldk + j, pre * X::load(c.kq + row * c.ldk + j));
   }
 }
 
 template <class T>
-void channel_gates(int rows, const ChunkScratch<T>& c) {
+void channel_gates(int rows, const ChunkScratch<T>& c, bool keys, bool scores) {
   using X = Vec<T>;
   for (int64_t j = 0; j < c.ldk; j += X::W) {
     typename X::V total = X::zero();
@@ -158,8 +142,8 @@ void channel_gates(int rows, const ChunkScratch<T>& c) {
       total += g;
       const typename X::V pre = exp(total);
       X::store(c.pre + at, pre);
-      X::store(c.decay + at, exp(g));
-      X::store(c.kqp + at, pre * X::load(c.kq + at));
+      if (scores) X::store(c.decay + at, exp(g));
+      if (keys) X::store(c.kqp + at, pre * X::load(c.kq + at));
       X::store(c.kqp + rows * c.ldk + at, pre * X::load(c.kq + rows * c.ldk + at));
     }
     state_factors(total, c.factor + j, c.keep + j);
@@ -277,27 +261,28 @@ void channel_scores(int rows, int K, const ChunkScratch<T>& c, bool queries, boo
   }
 }
 
-// Decays and scores of a loaded chunk: pre, suf, factors, P (queries), A and its scaled copy (beta), kqp, kt = (K suf)^T.
+// Decays and scores of a loaded chunk: pre, suf, factors, kqp, kt = (K suf)^T; scores: P (queries), A and its scaled copy
+// (beta).
 template <class T>
-void chunk_prepare(const EngineShape& s, int rows, const ChunkScratch<T>& c, bool queries) {
+void chunk_prepare(const EngineShape& s, int rows, const ChunkScratch<T>& c, bool queries, bool scores = true) {
   using X = Vec<T>;
   if (!queries && s.gate != Gate::none) {  // what stands in for q is multiplied by decays
     for (int64_t j = 0; j < rows * c.ldk; j += X::W) X::store(c.kq + rows * c.ldk + j, X::zero());
   }
   if (s.gate == Gate::channel) {
-    channel_gates(rows, c);
-    channel_scores(rows, s.K, c, queries, s.beta);
+    channel_gates(rows, c, s.beta, scores);
+    if (scores) channel_scores(rows, s.K, c, queries, s.beta);
     load_tile_transposed<T>(c.ks, c.ldk, rows, s.K, c.kt, kChunk);
   } else {
     const bool gated = s.gate == Gate::scalar;
-    if (gated) scalar_gates(rows, s.K, c);
+    if (gated) scalar_gates(rows, s.K, c, s.beta, scores);
     load_tile_transposed<T>(c.kq, c.ldk, rows, s.K, c.kt, kChunk);
-    if (queries) {
+    if (scores && queries) {
       gemm<T>(rows, rows, s.K, as_is(c.kq + rows * c.ldk, c.ldk), c.kt, kChunk, c.p, kChunk, Fetching<Store>{{}, c.ahead},
               ColumnsTo{1});
       keep_triangle(rows, 1, c.p, gated ? c.decay : nullptr);
     }
-    if (s.beta) {
+    if (scores && s.beta) {
       gemm<T>(rows, rows, s.K, as_is(c.kq, c.ldk), c.kt, kChunk, c.a, kChunk, Fetching<Store>{{}, c.ahead}, ColumnsTo{1});
       keep_triangle(rows, 0, c.a, gated ? c.decay : nullptr);
     }
@@ -310,7 +295,7 @@ void chunk_prepare(const EngineShape& s, int rows, const ChunkScratch<T>& c, boo
       }
     }
   }
-  for (int i = 0; s.beta && i < rows; ++i) {
+  for (int i = 0; scores && s.beta && i < rows; ++i) {
     for (int j = 0; j < rows; j += X::W) {
       X::store(c.solve + i * kChunk + j, X::load(c.a + i * kChunk + j) * X::load(c.beta + j, rows - j));
     }
@@ -373,10 +358,14 @@ void scale_rows(int rows, int width, const T* scale, T* x, int64_t ldx) {
 }
 
 // Columns [first, last) (whole vectors, unless the last are meant): reads, corrects, writes the state. queries: O too. res:
-// where V - K S - A N is kept [C, ldv] for the backward (beta), or null. Any cut of the columns gives the same bits.
-template <class T>
+// where V - K S - A N is kept [C, ldv] for the backward (beta), or null. Any cut of the columns gives the same bits. ready():
+// is called before the scores are read.
+struct Ready {
+  LINNET_INLINE void operator()() const {}
+};
+template <class T, class ScoresReady = Ready>
 void chunk_columns(const EngineShape& s, int rows, const StateShape<T>& shape, T* state, const ChunkScratch<T>& c, int first,
-                   int last, bool queries, T* res) {
+                   int last, bool queries, T* res, const ScoresReady& ready = {}) {
   using X = Vec<T>;
   T* o = c.o(rows);
   for (int j = first, end; j < last; j = end) {
@@ -391,6 +380,7 @@ void chunk_columns(const EngineShape& s, int rows, const StateShape<T>& shape, T
       gemm<T>(to - from, width, s.K, as_is(c.kqp + from * c.ldk, c.ldk), panel, pitch, c.r + from * c.ldv + j, c.ldv,
               Fetching<Store>{{}, c.ahead});
     }
+    ready();
     if (s.beta) {
       for (int i = 0; i < rows; ++i) {
         for (int64_t x = 0; x < padded; x += X::W) {

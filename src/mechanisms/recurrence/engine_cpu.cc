@@ -1,10 +1,12 @@
 // The forward pass of the engine (engine.h).
 //
 // A task walks one sequence with a few neighbouring heads, chunk by chunk, their states in L2. Too few of them for the workers:
-// the ladder. A window of chunks computes decays and scores in parallel; then slices of the state's columns walk the window in
-// parallel (all that follows the scores, the triangular system included, is separable by columns); then the chunks store their
-// results and the next window begins. No work is done twice and no bit changes; memory does not grow with T. A chunk keeps only
-// what the columns read, and its place in the window belongs to one worker: what passes between cores is the ladder's price.
+// the ladder. Each task walks the whole sequence with a slice of the state's columns: all that follows the scores, the
+// triangular system and the stores included, is separable by columns. The scores of a chunk are computed once, by the task that
+// comes to it first (Turns); the others meanwhile read the state, which needs no scores. Rows are loaded and decayed by every
+// task, 4 to 10 % of a chunk: passing them from core to core costs more. No bit changes, and memory does not grow with T.
+#include <sched.h>
+
 #include "engine_chunk.h"
 #include "walk.h"
 
@@ -16,16 +18,54 @@ LINNET_INLINE StateShape<T> state_of(const EngineShape& s) {
   return {s.K, s.V, 0};
 }
 
-// Chunks of the ladder's window, 2 waits each. f32, T 65536, one head of 128, 2 threads, ms for windows of 8, 16, 32:
-//   decay 39.2, 37.2, 36.8    gla 43.9, 42.9, 43.0    delta 53.3, 50.6, 49.8    KDA 61.9, 58.9, 60.0
-constexpr int kWindow = 16;
+// Who computes the scores of a chunk, and when they can be read. A task never waits for one that may not have started: where a
+// place for the scores is still to be read by another, it computes them for itself.
+class Turns {
+ public:
+  static constexpr int kPlaces = 32;  // so many chunks a task may be ahead: 0.4 ms, for a worker that had to be woken
+  static constexpr int kTasks = 64;
+  enum class Part { compute, take, alone };
+
+  explicit Turns(int tasks) : tasks_(tasks) {
+    for (Count& place : places_) place.value = -1;
+    for (int task = 0; task < tasks; ++task) passed_[task].value = 0;
+  }
+  Part arrive(int64_t chunk) {
+    int64_t& place = places_[chunk % kPlaces].value;
+    for (int64_t seen = __atomic_load_n(&place, __ATOMIC_ACQUIRE); seen < 2 * chunk;) {
+      for (int task = 0; task < tasks_; ++task) {
+        if (__atomic_load_n(&passed_[task].value, __ATOMIC_ACQUIRE) <= chunk - kPlaces) return Part::alone;
+      }
+      if (__atomic_compare_exchange_n(&place, &seen, 2 * chunk, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return Part::compute;
+    }
+    return Part::take;
+  }
+  void publish(int64_t chunk) { __atomic_store_n(&places_[chunk % kPlaces].value, 2 * chunk + 1, __ATOMIC_RELEASE); }
+  void wait(int64_t chunk) {  // for a task that is computing
+    for (int spin = 0; __atomic_load_n(&places_[chunk % kPlaces].value, __ATOMIC_ACQUIRE) == 2 * chunk; ++spin) {
+      if (spin > 1000) sched_yield();
+    }
+  }
+  void pass(int64_t task, int64_t chunk) { __atomic_store_n(&passed_[task].value, chunk + 1, __ATOMIC_RELEASE); }
+
+ private:
+  struct alignas(128) Count {
+    int64_t value;
+  };
+  Count places_[kPlaces];  // 2 chunk: being computed; 2 chunk + 1: there
+  Count passed_[kTasks];   // chunks whose scores the task needs no more
+  int tasks_;
+};
+
+constexpr int64_t kScores = 2 * kChunk * kChunk;  // P and the triangular system of a chunk
 
 struct ForwardPlan {
   bool ladder = false;
   int heads = 1;       // of a task
-  int slice = kPanel;  // columns of a slice
+  int slice = 0;       // columns of a ladder's task
   int64_t groups = 0;  // tasks per sequence
-  int64_t worker_bytes = 0, slot_bytes = 0;
+  int64_t worker_bytes = 0;
 };
 
 // Neighbouring heads lie side by side in memory: as many as leave every worker a task, while their states take half of a 1 MB
@@ -38,19 +78,16 @@ ForwardPlan plan_forward(const ChunkSource<T>& source, int workers) {
   const int64_t state = state_of<T>(s).elements();
   const int64_t per_sequence = (workers + s.sequences - 1) / s.sequences, spread = (s.heads + per_sequence - 1) / per_sequence;
   const int64_t fits = (int64_t{512} << 10) / (state * static_cast<int64_t>(sizeof(T)) + 1);
-  plan.ladder = prefer_ladder(s.sequences * s.heads, s.longest / s.chunk, workers) && s.V > Vec<T>::W;
+  plan.ladder = prefer_ladder(s.sequences * s.heads, s.longest / s.chunk, workers) && s.V > int{64 / sizeof(T)};
   plan.heads = static_cast<int>(spread < fits ? spread : fits > 1 ? fits : 1);
   plan.groups = (s.heads + plan.heads - 1) / plan.heads;
-  while (plan.slice > Vec<T>::W && (s.V + plan.slice - 1) / plan.slice < workers) plan.slice /= 2;
-  Arena arena, kept;
-  const ChunkScratch<T> c = ChunkScratch<T>::cut(arena, s, source.spare_elements());
-  if (plan.ladder) {
-    c.kept(kept, s, source.spare_elements(), source.store_reads_rows());
-  } else {
-    arena.take<T>(plan.heads * state);
-  }
+  constexpr int line = 64 / sizeof(T);
+  const int most = workers < Turns::kTasks ? workers : Turns::kTasks;
+  plan.slice = ((s.V + most - 1) / most + line - 1) / line * line;
+  Arena arena;
+  ChunkScratch<T>::cut(arena, s, source.spare_elements());
+  if (!plan.ladder) arena.take<T>(plan.heads * state);
   plan.worker_bytes = arena.used();
-  plan.slot_bytes = kept.used();
   return plan;
 }
 
@@ -60,7 +97,7 @@ int64_t forward_bytes(const ChunkSource<T>& source, int workers) {
   Arena arena;
   arena.take<char>(workers * plan.worker_bytes);
   if (plan.ladder) {
-    arena.take<char>(kWindow * plan.slot_bytes);
+    arena.take<T>(Turns::kPlaces * kScores);
     arena.take<T>(state_of<T>(source.shape).elements());
   }
   return arena.used();
@@ -85,60 +122,44 @@ void forward_task(const ChunkSource<T>& source, int64_t n, int64_t h0, int heads
       if (next < tokens) source.ahead(n, h0 + head, next, rows_at(next, tokens, s.chunk), c.ahead);
       chunk_prepare(s, rows, c, s.reads);
       chunk_columns<T>(s, rows, shape, states + head * shape.elements(), c, 0, s.V, s.reads, nullptr);
-      if (s.reads) source.store(n, h0 + head, at, rows, tiles, c.o(rows));
+      if (s.reads) source.store(n, h0 + head, at, rows, tiles, c.o(rows), 0, s.V);
     }
   }
   for (int head = 0; head < heads; ++head) source.end(n, h0 + head, shape, states + head * shape.elements());
 }
 
 template <class T>
-void forward_ladder(const ChunkSource<T>& source, const ForwardPlan& plan, const Launch& launch, char* scratch, char* window,
+void forward_ladder(const ChunkSource<T>& source, const ForwardPlan& plan, const Launch& launch, char* scratch, T* scores,
                     T* state) {
   const EngineShape& s = source.shape;
   const StateShape<T> shape = state_of<T>(s);
-  const int parts = launch.workers;
-  const auto slot_of = [&](int64_t slot, int worker) {
-    Arena own(scratch + worker * plan.worker_bytes), kept(window + slot * plan.slot_bytes);
-    return ChunkScratch<T>::cut(own, s, source.spare_elements())
-        .kept(kept, s, source.spare_elements(), source.store_reads_rows());
-  };
+  const int tasks = (s.V + plan.slice - 1) / plan.slice;
   for (int64_t unit = 0; unit < s.sequences * s.heads; ++unit) {
     const int64_t n = unit / s.heads, h = unit % s.heads, tokens = source.tokens(n);
-    const int64_t chunks = (tokens + s.chunk - 1) / s.chunk;
+    Turns turns(tasks);
     source.begin(n, h, shape, state);
-    for (int64_t first = 0; first < chunks + kWindow; first += kWindow) {
-      parallel_near(launch, kWindow, [&](int64_t slot, int worker) {
-        const ChunkScratch<T> c = slot_of(slot, worker);
-        const int64_t before = (first + slot - kWindow) * s.chunk, at = (first + slot) * s.chunk;
-        if (before >= 0 && before < tokens && s.reads) {
-          const int rows = rows_at(before, tokens, s.chunk);
-          source.store(n, h, before, rows, c.tiles(rows, true), c.o(rows));
-        }
-        if (at >= tokens) return;
+    parallel(launch, tasks, [&](int64_t task, int worker) {
+      Arena own(scratch + worker * plan.worker_bytes);
+      const ChunkScratch<T> mine = ChunkScratch<T>::cut(own, s, source.spare_elements());
+      const int left = static_cast<int>(task) * plan.slice, right = left + plan.slice < s.V ? left + plan.slice : s.V;
+      for (int64_t chunk = 0, at = 0; at < tokens; ++chunk, at += s.chunk) {
         const int rows = rows_at(at, tokens, s.chunk);
-        c.ahead->clear();
-        source.load(n, h, at, rows, c.tiles(rows, s.reads));
-        chunk_prepare(s, rows, c, s.reads);
-      });
-      if (first >= chunks) break;
-      const int64_t left = chunks - first, count = left < kWindow ? left : kWindow;
-      parallel_near(launch, (s.V + plan.slice - 1) / plan.slice, [&](int64_t slice, int worker) {
-        const int begin = static_cast<int>(slice) * plan.slice, end = begin + plan.slice < s.V ? begin + plan.slice : s.V;
-        for (int64_t slot = 0; slot < count; ++slot) {
-          const int rows = rows_at((first + slot) * s.chunk, tokens, s.chunk);
-          const ChunkScratch<T> c = slot_of(slot, worker);
-          // Meanwhile the rows are fetched that this worker will load for the next window.
-          const int64_t mine = worker * kWindow / parts, all = (worker + 1) * kWindow / parts - mine,
-                        next = slot * all / kWindow;
-          if (slot == 0 || next != (slot - 1) * all / kWindow) {
-            const int64_t at = (first + kWindow + mine + next) * s.chunk;
-            c.ahead->clear();
-            if (next < all && at < tokens) source.ahead(n, h, at, rows_at(at, tokens, s.chunk), c.ahead);
-          }
-          chunk_columns<T>(s, rows, shape, state, c, begin, end, s.reads, nullptr);
-        }
-      });
-    }
+        source.load(n, h, at, rows, mine.tiles(rows, s.reads));
+        mine.ahead->clear(Ahead::kManyLines);
+        const int64_t next = at + rows;
+        if (next < tokens) source.ahead(n, h, next, rows_at(next, tokens, s.chunk), mine.ahead);
+        const Turns::Part part = turns.arrive(chunk);
+        T* place = scores + chunk % Turns::kPlaces * kScores;
+        const ChunkScratch<T> c = part == Turns::Part::alone ? mine : mine.with_scores(place, place + kChunk * kChunk);
+        chunk_prepare(s, rows, c, s.reads, part != Turns::Part::take);
+        if (part == Turns::Part::compute) turns.publish(chunk);
+        chunk_columns<T>(s, rows, shape, state, c, left, right, s.reads, nullptr, [&] {
+          if (part == Turns::Part::take) turns.wait(chunk);
+        });
+        turns.pass(task, chunk);
+        if (s.reads) source.store(n, h, at, rows, c.tiles(rows, true), c.o(rows), left, right);
+      }
+    });
     source.end(n, h, shape, state);
   }
 }
@@ -150,8 +171,8 @@ void forward(const ChunkSource<T>& source, const Launch& launch) {
   Arena arena(launch.workspace);
   char* scratch = arena.take<char>(launch.workers * plan.worker_bytes);
   if (plan.ladder) {
-    char* window = arena.take<char>(kWindow * plan.slot_bytes);
-    return forward_ladder(source, plan, launch, scratch, window, arena.take<T>(state_of<T>(s).elements()));
+    T* scores = arena.take<T>(Turns::kPlaces * kScores);
+    return forward_ladder(source, plan, launch, scratch, scores, arena.take<T>(state_of<T>(s).elements()));
   }
   parallel(launch, s.sequences * plan.groups, [&](int64_t task, int worker) {
     Arena own(scratch + worker * plan.worker_bytes);

@@ -47,7 +47,6 @@ class SegmentSource final : public ChunkSource<T> {
     const int64_t left = s_.T - n / s_.B * length_;
     return left < length_ ? left : length_;
   }
-  int64_t spare_elements() const override { return kChunk; }
   void load(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c) const override {
     const int64_t b = n % s_.B, t = n / s_.B * length_ + at;
     const int K = static_cast<int>(s_.K), V = static_cast<int>(s_.V);
@@ -76,15 +75,19 @@ class SegmentSource final : public ChunkSource<T> {
     put(states_, n, h, shape_of, state, 0, V);
     put(maps_, n, h, shape_of, state, V, shape_of.I);
   }
-  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const override {
+  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o, int first,
+             int last) const override {
+    if (last > s_.V) last = static_cast<int>(s_.V);  // the maps' columns are not read
     if constexpr (sizeof(T) == sizeof(double) && sizeof(E) < sizeof(T)) {
       for (int r = 0; r < rows; ++r) {
         const int64_t row = n * out_.stride[0] + (at + r) * out_.stride[1] + h * out_.stride[2];
-        for (int64_t j = 0; j < s_.V; ++j) store_f64(out_.data, out_.dtype, row + j, s_.scale * o[r * c.ldv + j]);
+        for (int j = first; j < last; ++j) store_f64(out_.data, out_.dtype, row + j, s_.scale * o[r * c.ldv + j]);
       }
     } else {
-      for (int r = 0; r < rows; ++r) c.spare[r] = static_cast<T>(s_.scale);
-      store_tile<T>(o, c.ldv, rows, static_cast<int>(s_.V), out_.at<E>(n, at, h), out_.stride[1], c.spare);
+      T scale[kChunk];
+      for (int r = 0; r < rows; ++r) scale[r] = static_cast<T>(s_.scale);
+      store_tile<T>(o + first, c.ldv, rows, last > first ? last - first : 0, out_.at<E>(n, at, h, first), out_.stride[1],
+                    scale);
     }
   }
   void load_dout(int64_t, int64_t, int64_t, int, const ChunkTiles<T>&, T*) const override {}

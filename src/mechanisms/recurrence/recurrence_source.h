@@ -98,7 +98,7 @@ class RecurrenceSource final : public ChunkSource<T> {
     const RecurrenceSequence at = recurrence_sequence(args_, n);
     return at.end - at.begin;
   }
-  int64_t spare_elements() const override { return 3 * kChunk; }  // factors of the norms, the scale
+  int64_t spare_elements() const override { return 2 * kChunk; }  // factors of the norms
   int64_t shared_elements() const override { return kChunk * (2 * round_up<T>(s_.K) + round_up<T>(s_.V)); }
 
   void load(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c) const override {
@@ -144,11 +144,13 @@ class RecurrenceSource final : public ChunkSource<T> {
   void end(int64_t n, int64_t h, const StateShape<T>& shape_of, const T* state) const override {
     store_state(out_.final_state, n, h, shape_of, state);
   }
-  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const override {
+  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o, int first,
+             int last) const override {
     const RecurrenceSequence seq = recurrence_sequence(args_, n);
-    T* scale = c.spare + 2 * kChunk;
+    T scale[kChunk];
     for (int r = 0; r < rows; ++r) scale[r] = static_cast<T>(s_.scale);
-    store_tile<T>(o, c.ldv, rows, static_cast<int>(s_.V), out_.out.at<E>(seq.b, seq.begin + at, h), out_.out.stride[1], scale);
+    store_tile<T>(o + first, c.ldv, rows, last - first, out_.out.at<E>(seq.b, seq.begin + at, h, first), out_.out.stride[1],
+                  scale);
   }
 
   void load_dout(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, T* dout) const override {

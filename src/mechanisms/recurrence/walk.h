@@ -23,10 +23,12 @@
 // Positions count along the walk; a source that walks backward in time turns them round. These callbacks are where types are
 // converted, feature maps and gates applied, and results scaled and stored: everything between is dense scratch of T.
 //
-// Few units, many threads: the ladder. All chunks of a window compute their increments Y^T Z in parallel; a scan adds them up
-// element by element, in order, leaving in each chunk's place the state before it; then all chunks read in parallel. The scan's
-// addition is the one that the fused walk's last step does, so nothing changes but the time (about 1.2 times the work). The
-// window is fixed by the state's size and the number of workers: memory does not grow with T.
+// Few units, many threads: a ladder. Causal, where a source's results need no state but the chunk's own (walk_columns): the
+// scores of a window of chunks are computed in parallel, while slices of the state's columns walk the window before it and the
+// results of the one before that are taken away; rows that another worker prepared are loaded again. Otherwise (walk_ladder):
+// all chunks of a window compute their increments Y^T Z in parallel; a scan adds them up element by element, in order, leaving
+// in each chunk's place the state before it; then all chunks read in parallel. The scan's addition is the one that the fused
+// walk's last step does: about 1.2 times the work. Both give the bits of the fused walk, and their memory does not grow with T.
 #pragma once
 
 #include "chunk.h"
@@ -62,7 +64,7 @@ void walk_read(const Source& source, const StateShape<T>& shape, int head, int64
       chunk_scores<T, Source::kSums>(rows, shape.I, c);
     }
   }
-  chunk_read(rows, shape, state, c, source.causal(), finite);
+  chunk_read(rows, shape, state, c, source.causal(), finite, 0, shape.J);
   source.finish(head, at, rows, state, c);
 }
 
@@ -177,6 +179,111 @@ void walk_ladder(const Source& source, T* states, T* window, const Launch& launc
     });
   }
   for (int head = 0; head < heads; ++head) source.end(head, states + head * elements);
+}
+
+// The ladder by columns: chunks of a window, one wait each, and columns of a slice, a task for each worker if there are enough.
+inline constexpr int kColumnWindow = 16;
+inline constexpr int kColumnSlots = 2 * kColumnWindow;
+template <class T>
+LINNET_INLINE int column_slice(int J, int workers) {
+  int slice = kPanel;
+  while (slice > Vec<T>::W && (J + slice - 1) / slice < workers) slice /= 2;
+  return slice;
+}
+
+template <class T>
+int64_t kept_bytes(const StateShape<T>& shape) {
+  Arena arena;
+  Chunk<T>{}.kept(arena, shape.I, shape.J);
+  return arena.used();
+}
+
+// The same walk with all workers, for a causal source whose admit() returns all rows and leaves the state alone, and whose
+// finish() reads of the state nothing and of the chunk all but spare.
+// states: heads x elements; window: kColumnSlots x heads x kept_bytes; chunk_of(worker): the worker's Chunk<T>.
+template <class T, class Source, class ChunkOf>
+void walk_columns(const Source& source, T* states, char* window, const Launch& launch, const ChunkOf& chunk_of) {
+  const StateShape<T> shape = source.state();
+  const int heads = source.heads(), slice = column_slice<T>(shape.J, launch.workers);
+  const int64_t tokens = source.readers(), chunks = (tokens + kChunk - 1) / kChunk, bytes = kept_bytes(shape);
+  const int64_t slices = (shape.J + slice - 1) / slice, per_head = slices + (Source::kSums ? 1 : 0);
+  const auto chunk_at = [&](int64_t chunk, int head, int worker) {
+    Arena arena(window + (chunk % kColumnSlots * heads + head) * bytes);
+    return chunk_of(worker).kept(arena, shape.I, shape.J);
+  };
+  const auto rows_of = [&](int64_t chunk) { return chunk_rows(chunk * kChunk, tokens); };
+  const auto finish = [&](int64_t chunk, int worker) {
+    for (int head = 0; head < heads; ++head) {
+      source.finish(head, chunk * kChunk, rows_of(chunk), states + head * shape.elements(), chunk_at(chunk, head, worker));
+    }
+  };
+  int prepared_by[kColumnSlots];
+  const auto load = [&](int64_t chunk, int head, const Chunk<T>& c) {
+    const T* state = states + head * shape.elements();
+    source.keys(head, chunk * kChunk, rows_of(chunk), state, c);
+    source.queries(head, chunk * kChunk, rows_of(chunk), state, c);
+    return source.values(head, chunk * kChunk, rows_of(chunk), state, c);
+  };
+  const auto prepare = [&](int64_t chunk, int worker) {
+    const int rows = rows_of(chunk);
+    prepared_by[chunk % kColumnSlots] = worker;
+    for (int head = 0; head < heads; ++head) {
+      const Chunk<T> c = chunk_at(chunk, head, worker);
+      *c.finite = load(chunk, head, c);
+      c.ahead->clear();
+      if (chunk + 1 < chunks) source.ahead(head, (chunk + 1) * kChunk, rows_of(chunk + 1), c.ahead);
+      for (int r = 0; Source::kSums && r < rows; ++r) c.n[r] = 0;
+      chunk_scores<T, Source::kSums>(rows, shape.I, c);
+    }
+  };
+  const auto walk_slice = [&](int64_t first, int64_t end, int head, int left, int right, int worker) {
+    T* state = states + head * shape.elements();
+    for (int64_t chunk = first; chunk < end; ++chunk) {
+      Chunk<T> c = chunk_at(chunk, head, worker);
+      if (prepared_by[chunk % kColumnSlots] != worker) {
+        const Chunk<T> mine = chunk_of(worker);
+        c.x = mine.x;
+        c.yt = mine.yt;
+        c.z = mine.z;
+        load(chunk, head, c);
+      }
+      c.ahead->clear(Ahead::kManyLines);
+      if (chunk + 1 < end && prepared_by[(chunk + 1) % kColumnSlots] != worker) {
+        source.ahead(head, (chunk + 1) * kChunk, rows_of(chunk + 1), c.ahead);
+      }
+      chunk_read(rows_of(chunk), shape, state, c, true, *c.finite, left, right);
+      chunk_write<T, true>(rows_of(chunk), shape, state, c, left, right);
+    }
+  };
+  const auto walk_sums = [&](int64_t first, int64_t end, int head, int worker) {
+    T* z = states + head * shape.elements() + shape.sums();
+    for (int64_t chunk = first; chunk < end; ++chunk) {
+      const Chunk<T> c = chunk_at(chunk, head, worker);
+      const int rows = rows_of(chunk);
+      T read[kChunk];
+      read_sums(rows, shape.I, c.x, c.ldx, z, read);
+      for (int r = 0; r < rows; ++r) c.n[r] = read[r] + c.n[r];
+      write_sums<T, true>(rows, shape.I, c.yt, z);
+    }
+  };
+  for (int head = 0; head < heads; ++head) source.begin(head, states + head * shape.elements());
+  for (int64_t first = -kColumnWindow; first < chunks + kColumnWindow; first += kColumnWindow) {
+    const int64_t next = first + kColumnWindow, end = next < chunks ? next : chunks;
+    NearTasks walks(first < 0 || first >= chunks ? 0 : per_head * heads, launch.workers), rest(kColumnWindow, launch.workers);
+    parallel(launch, rest.parts(), [&](int64_t, int worker) {
+      walks.take(worker, [&](int64_t task, int) {
+        const int head = static_cast<int>(task % heads), left = static_cast<int>(task / heads) * slice;
+        if (left >= shape.J) return walk_sums(first, end, head, worker);
+        walk_slice(first, end, head, left, left + slice < shape.J ? left + slice : shape.J, worker);
+      });
+      rest.take(worker, [&](int64_t slot, int) {
+        const int64_t done = first - kColumnWindow + slot;
+        if (done >= 0 && done < chunks) finish(done, worker);
+        if (next + slot < chunks) prepare(next + slot, worker);
+      });
+    });
+  }
+  for (int head = 0; head < heads; ++head) source.end(head, states + head * shape.elements());
 }
 
 }  // namespace linnet::LINNET_ISA
