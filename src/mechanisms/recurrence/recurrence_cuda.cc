@@ -1,6 +1,7 @@
 // The recurrence family on the GPU: every call is one engine; gradients are several (recurrence_gradients.h), or the kernels of
 // the delta rules and of decays per channel, or, for whatever these do not take, go token by token (recurrence_plain.h).
 #include "mechanisms/recurrence/recurrence_channel_launch.h"
+#include "mechanisms/recurrence/recurrence_delta_chunk.h"
 #include "mechanisms/recurrence/recurrence_delta_launch.h"
 #include "mechanisms/recurrence/recurrence_gradients.h"
 #include "mechanisms/recurrence/recurrence_kda_launch.h"
@@ -67,28 +68,38 @@ const char* recurrence_refuses(const RecurrenceArgs& args, Pass) { return refuse
 namespace {
 
 // Which kernels take the gradients of a call.
-enum class Way { walks, delta, channels, kda, plain };
+enum class Way { walks, delta, chunks, channels, kda, plain };
 Way way_of(const Engine& e) {
   const bool scaled = e.scale != 0;  // the others carry gradients of the state in units of the scale
   if (e.beta.data != nullptr) {
-    return is_delta(e) && e.q.dtype == Dtype::bf16 ? Way::delta : has_kda_gradients(e) ? Way::kda : Way::plain;
+    if (is_delta(e) && e.q.dtype == Dtype::bf16) return Way::delta;
+    return e.g_width <= 1 && !e.l2_norm ? Way::chunks : has_kda_gradients(e) ? Way::kda : Way::plain;
   }
   if (e.g_width > 1) return scaled && has_channel_gradients(e) ? Way::channels : Way::plain;
   return scaled && !e.l2_norm && e.V <= kMaxStepWidth ? Way::walks : Way::plain;
 }
 
-// The gradients with beta: operands where the copy engine can read them, results where they can be summed over groups of heads.
+// The gradients with beta: operands where the copy engine can read them (those of chunks need not), results where they can be
+// summed over groups of heads.
 struct DeltaCall {
   Engine e;
   uint16_t *q = nullptr, *k = nullptr, *v = nullptr, *dout = nullptr;  // copies, where needed
   float *dq = nullptr, *dk = nullptr, *dv = nullptr;                   // of every head
   DeltaScratch scratch;
+  DeltaChunkScratch chunks;
 };
 DeltaCall cut_call(Arena& arena, const RecurrenceArgs& args) {
   const RecurrenceShape s = recurrence_shape(args);
   DeltaCall call;
   call.e = forward_engine(args);
   const int64_t tokens = s.B * s.T;
+  if (s.Hq != s.H) call.dq = arena.take<float>(tokens * s.H * s.K);
+  if (s.Hk != s.H) call.dk = arena.take<float>(tokens * s.H * s.K);
+  if (s.Hv != s.H) call.dv = arena.take<float>(tokens * s.H * s.V);
+  if (way_of(call.e) == Way::chunks) {
+    call.chunks = cut_delta_chunks(arena, call.e);
+    return call;
+  }
   const auto copy = [&](const Rows& rows, int64_t heads, int64_t width) {
     return is_aligned(rows, rows.dtype) ? nullptr : arena.take<uint16_t>(tokens * heads * width);
   };
@@ -96,9 +107,6 @@ DeltaCall cut_call(Arena& arena, const RecurrenceArgs& args) {
   call.k = copy(call.e.k, s.Hk, s.K);
   call.v = copy(call.e.v, s.Hv, s.V);
   call.dout = arena.take<uint16_t>(tokens * s.H * s.V);  // whose view is not known yet
-  if (s.Hq != s.H) call.dq = arena.take<float>(tokens * s.H * s.K);
-  if (s.Hk != s.H) call.dk = arena.take<float>(tokens * s.H * s.K);
-  if (s.Hv != s.H) call.dv = arena.take<float>(tokens * s.H * s.V);
   call.scratch = cut_delta(arena, call.e, true);
   return call;
 }
@@ -122,7 +130,8 @@ void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, co
   call.e.initial = states_of(args.initial_state);
   DeltaGradients d;
   d.dout = rows_of(grads.dout, s.H);
-  if (!is_aligned(d.dout, args.q.dtype)) d.dout = copied(d.dout, call.dout, s.H, s.V);
+  const bool chunks = way_of(call.e) == Way::chunks;
+  if (!chunks && !is_aligned(d.dout, args.q.dtype)) d.dout = copied(d.dout, call.dout, s.H, s.V);
   const auto result = [&](const View& view, float* parts, int64_t width) {
     return view.given() && parts != nullptr ? dense_rows(parts, s.T, s.H, width) : rows_of(view, s.H);
   };
@@ -133,7 +142,11 @@ void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, co
   d.dbeta = scalars_of(grads.dbeta);
   d.dfinal = states_of(grads.dfinal_state);
   d.dinitial = states_of(grads.dinitial_state);
-  run_delta_gradients(launch, call.e, d, call.scratch);
+  if (chunks) {
+    run_delta_chunks(launch, call.e, d, call.chunks);
+  } else {
+    run_delta_gradients(launch, call.e, d, call.scratch);
+  }
   const auto add = [&](const View& view, float* parts, int64_t heads, int64_t width) {
     if (view.given() && parts != nullptr)
       sum_groups(launch, rows_of(view, heads), dense_rows(parts, s.T, s.H, width), s.B, s.T, heads, s.H / heads, width);
@@ -153,7 +166,8 @@ int64_t recurrence_workspace(const RecurrenceArgs& args, Pass pass, int) {
   } else {
     switch (way_of(e)) {
       case Way::walks: cut_gradients(arena, e, is_grouped(args)); break;
-      case Way::delta: cut_call(arena, args); break;
+      case Way::delta:
+      case Way::chunks: cut_call(arena, args); break;
       case Way::channels: cut_channel_gradients(arena, e); break;
       case Way::kda: cut_kda_gradients(arena, e); break;
       case Way::plain: cut_plain(arena, e); break;
@@ -178,7 +192,8 @@ void recurrence_backward(const RecurrenceArgs& args, const RecurrenceOut&, const
   const Rows dout = rows_of(grads.dout, base.H);
   Arena arena(launch.workspace);
   switch (way_of(base)) {
-    case Way::delta: return delta_backward(args, grads, launch);
+    case Way::delta:
+    case Way::chunks: return delta_backward(args, grads, launch);
     case Way::channels: {
       const ChannelGradients g = {base, dout, grads.dq, grads.dk, grads.dv, grads.dg, initial, dfinal, dinitial};
       return run_channel_gradients(launch, g, cut_channel_gradients(arena, base));

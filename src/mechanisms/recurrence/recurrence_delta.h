@@ -48,8 +48,13 @@ struct Delta {
   Rows dq, dk, dv, dg, dbeta;
 };
 
-constexpr int delta_stages(int) { return 3; }
-constexpr int delta_scores(int) { return 2; }  // buffers of P
+// 64 channels: two blocks a multiprocessor, which hide each other's waits, of two warpgroups: the auxiliary one is the producer
+// too. f16 needs more registers: one block.
+constexpr bool delta_pairs(int D, bool bf16) { return D == 64 && bf16; }
+constexpr int delta_threads(int D, bool bf16) { return delta_pairs(D, bf16) ? 256 : tile_threads(D); }
+constexpr int delta_blocks(int D, bool bf16) { return delta_pairs(D, bf16) ? 2 : 1; }
+constexpr int delta_stages(int D) { return D == 64 ? 2 : 3; }
+constexpr int delta_scores(int D) { return D == 64 ? 1 : 2; }  // buffers of P
 constexpr int delta_shared_bytes(int D) {
   const int stage = 3 * D / 64 * kTileChunk * 128;
   return 2048 + delta_stages(D) * stage + (2 + delta_scores(D)) * 16384 + 2 * 4 * 464 + 256;
@@ -60,11 +65,11 @@ constexpr int prepare_shared_bytes(int D) {
 
 constexpr int reverse_shared_bytes(int D) {
   const int tile = D / 64 * kTileChunk * 128;
-  return 2048 + 2 * 3 * tile + 2 * 16384 + 2 * 8192 + tile + D * D * 2 + 2 * 4 * 400 + 256;
+  return 2048 + 2 * 3 * tile + 2 * 16384 + delta_scores(D) * 8192 + tile + D * D * 2 + 2 * 4 * 400 + 256;
 }
 constexpr int gradients_shared_bytes(int D) {
   const int tile = D / 64 * kTileChunk * 128;
-  return 2048 + 5 * tile + 2 * D * D * 2 + 2 * 8192 + 4 * 64 * 20 + 256;
+  return 2048 + 8 * tile + 2 * D * D * 2 + 2 * 8192 + 4 * 64 * (2 * 6 + 16) + 512;
 }
 
 }  // namespace linnet::cuda

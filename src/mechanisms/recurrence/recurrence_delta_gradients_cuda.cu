@@ -7,8 +7,11 @@
 //   dV = dY    dbeta_i = Z_i . res_i    dg: from the sums of dP * Q K^T + dA * K K^T over rows and columns, and dots of the
 //   others
 //
-//   group 0   dQ         group 1   dK through dY and dA         group 2   dK through dS and dP
-//   group 3   dP, dA, dbeta, dg, dV
+// Blocks stay, one a multiprocessor, and take every so many-th chunk; a chunk's tiles come while the one before is worked on:
+//
+//   producer     one thread: dO, res, Z of the next two chunks, Q and K, S_0 and dS of the next one, by the copy engine
+//   pair         two warpgroups: decays, dP, dg; dA, dbeta, dV
+//   accumulate   two warpgroups: dQ and dK, 64 key channels each (D = 64: one of them each)
 //
 // Bytes per token and head, D = 128: 2304 read, 768 written: 0.38 ms at 16,2048,16,128 of an H200's copy bandwidth.
 #include "mechanisms/recurrence/recurrence_delta.cuh"
@@ -18,25 +21,49 @@ namespace {
 
 template <int D>
 struct GradientsShared {
-  alignas(1024) char q[D / 64 * kPanel];
-  char k[D / 64 * kPanel];
-  char dout[D / 64 * kPanel];       // at last dQ
-  char residuals[D / 64 * kPanel];  // at last dK
-  char adjoints[D / 64 * kPanel];
-  char state[D * D * 2], dstate[D * D * 2];  // at last group 1's part of dK
+  alignas(1024) char dout[2][D / 64 * kPanel];  // at last a panel of dQ
+  char residuals[2][D / 64 * kPanel];           // at last a panel of dK
+  char adjoints[2][D / 64 * kPanel];
+  char q[D / 64 * kPanel], k[D / 64 * kPanel];
+  char state[D * D * 2], dstate[D * D * 2];
   char dp[kPanel], da[kPanel];
-  Decays decays;
-  float read[C], write[C], beta[C];
-  float queries[C], keys[C];  // dots of rows with what reaches them through the state before
-  float written[C];           // and after the chunk
-  float pair_rows[C], pair_columns[4][C];
-  float carried[16], total;
-  uint64_t full, adjoints_full, state_full, dstate_full;
+  struct alignas(16) {
+    Decays decays;
+    float read[C], write[C], beta[C], total;
+  } gates[2];
+  // Dots of rows with what reaches them through the state before (queries, keys) and after the chunk (written), by panel.
+  float queries[2][C], keys[2][C], written[2][C];
+  float pair_rows[2][C], pair_columns[2][4][C];
+  float carried[8];
+  uint64_t rows_full[2], rows_empty[2], keys_full, keys_empty, states_full, states_empty, gates_full[2], pairs_full,
+      pairs_empty, dots_full, rows_read;
 };
 
-// Rows of an accumulator: a dot with the same rows of a tile, times factor[row], which also multiplies the accumulator.
-template <bool bf16, int D, bool decays>
-__device__ __forceinline__ void scale_rows(float (&acc)[D / 2], const char* tile, const float* factor, float sign,
+// The chunk that a block takes as its i-th; all roles of the block walk over the same ones.
+struct Item {
+  int64_t image;
+  Walk w;
+  int h, chunk, rows;
+};
+__device__ __forceinline__ bool next_item(const Delta& delta, int64_t& at, Item& item) {
+  const Engine& e = delta.e;
+  for (const int64_t end = delta_slots(e) * e.H; at < end;) {
+    item.image = at;
+    at += gridDim.x;
+    const Place place = place_of(e, item.image / e.H);
+    if (place.chunk < 0) continue;
+    item.h = static_cast<int>(item.image % e.H);
+    item.w = walk_of(e, place.n, 0, false);
+    item.chunk = place.chunk;
+    item.rows = static_cast<int>(min(static_cast<int64_t>(C), item.w.length - static_cast<int64_t>(place.chunk) * C));
+    return true;
+  }
+  return false;
+}
+
+// Rows of an accumulator [64, 64]: times `sign`, factor[row] and second[row]; then dots with the same rows of a panel.
+template <bool bf16, bool decays>
+__device__ __forceinline__ void scale_rows(float (&acc)[32], const char* panel, const float* factor, float sign,
                                            const float* second, float* dots) {
   const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
 #pragma unroll
@@ -47,13 +74,13 @@ __device__ __forceinline__ void scale_rows(float (&acc)[D / 2], const char* tile
     if (second != nullptr) f *= second[r];
     float dot = 0;
 #pragma unroll
-    for (int j = 0; j < D / 8; ++j) {
+    for (int j = 0; j < 8; ++j) {
       float* x = acc + 4 * j + 2 * half;
       x[0] *= f;
       x[1] *= f;
       if constexpr (decays) {
         const float2 y =
-            ptx::unpack<bf16>(*reinterpret_cast<const uint32_t*>(tile + ptx::tile_byte(C, r, 8 * j + lane % 4 * 2)));
+            ptx::unpack<bf16>(*reinterpret_cast<const uint32_t*>(panel + ptx::tile_byte(C, r, 8 * j + lane % 4 * 2)));
         dot = fmaf(x[0], y.x, fmaf(x[1], y.y, dot));
       }
     }
@@ -71,35 +98,40 @@ __device__ __forceinline__ bool has_wide_rows(const Rows& rows) {
   return rows.dtype != Dtype::f32 && bits % 16 == 0;
 }
 
-// A group's rows [64, D] out; by the way of `tile`, where 16 bytes may be stored at once.
-template <bool bf16, int D, int barrier>
-__device__ __forceinline__ void store_gradient(const Rows& to, const Walk& w, int h, int chunk, int rows,
-                                               const float (&acc)[D / 2], char* tile) {
+// A group's rows [64 tokens, 64 channels from `column` on] out; by the way of `tile`, where 16 bytes may be stored at once.
+template <bool bf16>
+__device__ __forceinline__ void store_gradient(const Rows& to, const Item& item, int column, const float (&acc)[32], char* tile,
+                                               int group) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const int64_t first = w.begin + static_cast<int64_t>(chunk) * C;
+  const int64_t first = item.w.begin + static_cast<int64_t>(item.chunk) * C;
   if (!has_wide_rows(to)) {
 #pragma unroll
-    for (int j = 0; j < D / 2; ++j) {
-      const int r = 16 * warp + lane / 4 + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2 + (j & 1);
-      if (r < rows) ptx::store(const_cast<void*>(to.data), to.dtype, row_of(to, w.b, first + r, h) + c, acc[j]);
+    for (int j = 0; j < 32; ++j) {
+      const int r = 16 * warp + lane / 4 + (j & 2) * 4, c = column + j / 4 * 8 + lane % 4 * 2 + (j & 1);
+      if (r < item.rows) {
+        ptx::store(const_cast<void*>(to.data), to.dtype, row_of(to, item.w.b, first + r, item.h) + c, acc[j]);
+      }
     }
     return;
   }
   const uint32_t shared = ptx::shared_address(tile);
 #pragma unroll
-  for (int j = 0; j < D / 8; j += 2) {
-    const int row = 16 * warp + lane / 8 % 2 * 8 + lane % 8, column = 8 * (j + lane / 16);
+  for (int j = 0; j < 8; j += 2) {
+    const int row = 16 * warp + lane / 8 % 2 * 8 + lane % 8, at = 8 * (j + lane / 16);
     const float* x = acc + 4 * j;
-    ptx::store_matrices(shared + ptx::tile_byte(C, row, column), ptx::pack<bf16>(x[0], x[1]), ptx::pack<bf16>(x[2], x[3]),
+    ptx::store_matrices(shared + ptx::tile_byte(C, row, at), ptx::pack<bf16>(x[0], x[1]), ptx::pack<bf16>(x[2], x[3]),
                         ptx::pack<bf16>(x[4], x[5]), ptx::pack<bf16>(x[6], x[7]));
   }
-  ptx::group_sync<barrier, 128>();
+  sync_state(group);
+  auto* out = static_cast<uint16_t*>(const_cast<void*>(to.data)) + row_of(to, item.w.b, first + thread / 8, item.h) + column +
+              thread % 8 * 8;
 #pragma unroll
-  for (int i = 0; i < D / 16; ++i) {
-    const int at = thread + 128 * i, token = at / (D / 8), channel = at % (D / 8) * 8;
-    if (token >= rows) continue;
-    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(const_cast<void*>(to.data)) + row_of(to, w.b, first + token, h) +
-                              channel) = *reinterpret_cast<const uint4*>(tile + ptx::tile_byte(C, token, channel));
+  for (int i = 0; i < 4; ++i) {
+    const int token = thread / 8 + 16 * i;
+    if (token < item.rows) {
+      *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(tile + ptx::tile_byte(C, token, thread % 8 * 8));
+    }
+    out += 16 * to.stride_t;
   }
 }
 
@@ -110,84 +142,84 @@ __device__ __forceinline__ void multiply(float (&d)[size], int depth, A a, B b, 
   for (int kk = 0; kk < depth / 16; ++kk) ptx::wgmma_shared<bf16, transposed_a, transposed_b>(d, a(kk), b(kk), add || kk > 0);
 }
 
-// dP, dA as operands, the sums over their pairs, dbeta.
-template <bool bf16, int D, bool decays>
-__device__ __forceinline__ void pair_up(const Delta& delta, const Walk& w, int h, int chunk, int rows, GradientsShared<D>& s) {
+// dP (part 0) or dA as operand, the sums over its pairs, dbeta.
+template <bool bf16, int D, bool decays, int part>
+__device__ __forceinline__ void pair_up(const Delta& delta, const Item& item, int i, GradientsShared<D>& s) {
   const Engine& e = delta.e;
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
+  const auto& gates = s.gates[i % 2];
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4, stage = i % 2;
   const auto rows_of_tile = [](const char* tile) {
     return [at = ptx::shared_address(tile)](int kk) { return ptx::descriptor_k_major(at, C, kk); };
   };
-  float row_sums[2] = {}, column_sums[16] = {};
-#pragma unroll 1
-  for (int part = 0; part < 2; ++part) {  // P, then A
-    float d[32], p[32];
-    if (part == 1) ptx::barrier_wait(&s.adjoints_full, 0);
-    ptx::wgmma_fence();
-    multiply<bf16, false, false>(d, D, rows_of_tile(part == 0 ? s.dout : s.adjoints), rows_of_tile(s.residuals), false);
-    if constexpr (decays) {
-      multiply<bf16, false, false>(p, D, rows_of_tile(part == 0 ? s.q : s.k), rows_of_tile(s.k), false);
-    }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::hold(d);
-    if constexpr (decays) ptx::hold(p);
-    if (part == 1 && delta.dbeta.data != nullptr) {
+  float d[32], p[32];
+  ptx::barrier_wait(&s.rows_full[stage], (i / 2) & 1);
+  if constexpr (decays) ptx::barrier_wait(&s.keys_full, i & 1);
+  ptx::wgmma_fence();
+  multiply<bf16, false, false>(d, D, rows_of_tile(part == 0 ? s.dout[stage] : s.adjoints[stage]),
+                               rows_of_tile(s.residuals[stage]), false);
+  if constexpr (decays) {
+    multiply<bf16, false, false>(p, D, rows_of_tile(part == 0 ? s.q : s.k), rows_of_tile(s.k), false);
+  }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::hold(d);
+  if constexpr (decays) ptx::hold(p);
+  if (part == 1 && delta.dbeta.data != nullptr) {
 #pragma unroll
-      for (int j = 0; j < 32; ++j) {
-        const int r = row + (j & 2) * 4;
-        if (j / 8 == warp && j / 4 * 8 + lane % 4 * 2 + (j & 1) == r && r < rows) {
-          const int64_t t = w.begin + static_cast<int64_t>(chunk) * C + r;
-          ptx::store(const_cast<void*>(delta.dbeta.data), delta.dbeta.dtype, row_of(delta.dbeta, w.b, t, h),
-                     e.beta_factor * d[j]);
-        }
-      }
-    }
-    weigh<decays, false>(d, s.decays, warp, lane, false);
-    char* const to = part == 0 ? s.dp : s.da;
-#pragma unroll
-    for (int j = 0; j < 32; j += 2) {
-      const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
-      const float2 beta = *reinterpret_cast<const float2*>(&s.beta[c]);
-      const float factor = part == 0 ? e.scale : -s.beta[r];
-      const bool kept[2] = {part == 0 || c != r, part == 0 || c + 1 != r};  // A has no diagonal
-      const float x[2] = {kept[0] ? d[j] * (factor * beta.x) : 0, kept[1] ? d[j + 1] * (factor * beta.y) : 0};
-      *reinterpret_cast<uint32_t*>(to + ptx::tile_byte(C, r, c)) = ptx::pack<bf16>(x[0], x[1]);
-      if constexpr (decays) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float pair = c + i < r ? x[i] * p[j + i] : 0;
-          row_sums[j / 2 % 2] += pair;
-          column_sums[j / 4 * 2 + i] += pair;
-        }
+    for (int j = 0; j < 32; ++j) {
+      const int r = row + (j & 2) * 4;
+      if (j / 8 == warp && j / 4 * 8 + lane % 4 * 2 + (j & 1) == r && r < item.rows) {
+        const int64_t t = item.w.begin + static_cast<int64_t>(item.chunk) * C + r;
+        ptx::store(const_cast<void*>(delta.dbeta.data), delta.dbeta.dtype, row_of(delta.dbeta, item.w.b, t, item.h),
+                   e.beta_factor * d[j]);
       }
     }
   }
+  weigh<decays, part == 1>(d, gates.decays, warp, lane, false);  // A has no diagonal
+  if (i > 0) ptx::barrier_wait(&s.pairs_empty, (i - 1) & 1);
+  char* const to = part == 0 ? s.dp : s.da;
+  const float factors[2] = {part == 0 ? e.scale : -gates.beta[row], part == 0 ? e.scale : -gates.beta[row + 8]};
+  float row_sums[2] = {}, column_sums[16] = {};
+#pragma unroll
+  for (int j = 0; j < 32; j += 2) {
+    const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
+    const float2 beta = *reinterpret_cast<const float2*>(&gates.beta[c]);
+    const float factor = factors[j / 2 % 2], x[2] = {d[j] * (factor * beta.x), d[j + 1] * (factor * beta.y)};
+    *reinterpret_cast<uint32_t*>(to + ptx::tile_byte(C, r, c)) = ptx::pack<bf16>(x[0], x[1]);
+    if constexpr (decays) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const float pair = part == 1 || c + k < r ? x[k] * p[j + k] : 0;
+        row_sums[j / 2 % 2] += pair;
+        column_sums[j / 4 * 2 + k] += pair;
+      }
+    }
+  }
+  ptx::fence_async_shared();
+  ptx::barrier_arrive(&s.pairs_full);
+  ptx::barrier_arrive(&s.keys_empty);
   if constexpr (decays) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       row_sums[half] += __shfl_xor_sync(0xffffffff, row_sums[half], 1);
       row_sums[half] += __shfl_xor_sync(0xffffffff, row_sums[half], 2);
-      if (lane % 4 == 0) s.pair_rows[row + 8 * half] = row_sums[half];
+      if (lane % 4 == 0) s.pair_rows[part][row + 8 * half] = row_sums[half];
     }
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       for (int step = 4; step < 32; step *= 2) column_sums[j] += __shfl_xor_sync(0xffffffff, column_sums[j], step);
-      if (lane < 4) s.pair_columns[warp][j / 2 * 8 + lane * 2 + j % 2] = column_sums[j];
+      if (lane < 4) s.pair_columns[part][warp][j / 2 * 8 + lane * 2 + j % 2] = column_sums[j];
     }
   }
-  ptx::fence_async_shared();
 }
 
-// The sum of S_0 * dS over all elements; both tiles have one layout. By all threads, each warp its own part.
+// The sum of S_0 * dS over all elements; both tiles have one layout. Each accumulating warp has its own part.
 template <bool bf16, int D>
 __device__ __forceinline__ void sum_states(GradientsShared<D>& s) {
-  ptx::barrier_wait(&s.state_full, 0);
-  ptx::barrier_wait(&s.dstate_full, 0);
-  const int thread = threadIdx.x;
+  const int thread = threadIdx.x;  // the accumulating groups are the first two
   float sum = 0;
-#pragma unroll
-  for (int i = thread; i < D * D / 8; i += 512) {
+#pragma unroll 4
+  for (int i = thread; i < D * D / 8; i += 256) {
     const uint4 x = reinterpret_cast<const uint4*>(s.state)[i], y = reinterpret_cast<const uint4*>(s.dstate)[i];
     const uint32_t a[4] = {x.x, x.y, x.z, x.w}, b[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
@@ -203,17 +235,19 @@ __device__ __forceinline__ void sum_states(GradientsShared<D>& s) {
 // dg_t = sum over i >= t of what reaches row i less what leaves it, + total <S_0, dS> + sum over j < t of what row j leaves in
 // the state. One warp.
 template <int D>
-__device__ __forceinline__ void store_dg(const Delta& delta, const Walk& w, int h, int chunk, int rows,
+__device__ __forceinline__ void store_dg(const Delta& delta, const Item& item, float2 g, float total,
                                          const GradientsShared<D>& s) {
-  const Engine& e = delta.e;
   const int lane = threadIdx.x % 32;
+  const auto both = [](const float(&x)[2][C], int r) { return D == 128 ? x[0][r] + x[1][r] : x[0][r]; };
   float reached[2], left[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int r = lane + 32 * i;
-    const float columns = (s.pair_columns[0][r] + s.pair_columns[1][r]) + (s.pair_columns[2][r] + s.pair_columns[3][r]);
-    reached[i] = s.pair_rows[r] - columns + s.queries[r] + s.keys[r];
-    left[i] = s.written[r];
+    float pairs = s.pair_rows[0][r] + s.pair_rows[1][r];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) pairs -= s.pair_columns[j / 4][j % 4][r];
+    reached[i] = pairs + both(s.queries, r) + both(s.keys, r);
+    left[i] = both(s.written, r);
   }
   // Inclusive sums from behind, and from the front.
 #pragma unroll
@@ -227,10 +261,9 @@ __device__ __forceinline__ void store_dg(const Delta& delta, const Walk& w, int 
   }
   reached[0] += __shfl_sync(0xffffffff, reached[1], 0);
   const float low = __shfl_sync(0xffffffff, left[0], 31);
-  float carried = s.carried[lane % 16];
-  for (int step = 1; step < 16; step *= 2) carried += __shfl_xor_sync(0xffffffff, carried, step);
-  carried *= s.total;
-  const float2 g = take_numbers(ask_numbers(e.g, w, h, chunk, lane), e.g.dtype);
+  float carried = s.carried[lane % 8];
+  for (int step = 1; step < 8; step *= 2) carried += __shfl_xor_sync(0xffffffff, carried, step);
+  carried *= total;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int r = lane + 32 * i;
@@ -238,29 +271,31 @@ __device__ __forceinline__ void store_dg(const Delta& delta, const Walk& w, int 
     if (lane == 0) before = 0;
     if (i == 1) before += low;
     const float dg = expf(i == 0 ? g.x : g.y) == 0 ? 0 : reached[i] + carried + before;
-    const int64_t t = w.begin + static_cast<int64_t>(chunk) * C + r;
-    if (r < rows) ptx::store(const_cast<void*>(delta.dg.data), delta.dg.dtype, row_of(delta.dg, w.b, t, h), dg);
+    const int64_t t = item.w.begin + static_cast<int64_t>(item.chunk) * C + r;
+    if (r < item.rows) {
+      ptx::store(const_cast<void*>(delta.dg.data), delta.dg.dtype, row_of(delta.dg, item.w.b, t, item.h), dg);
+    }
   }
 }
 
 template <bool bf16, int D>
-__device__ __forceinline__ void store_dv(const Delta& delta, const Walk& w, int h, int chunk, int rows,
-                                         const GradientsShared<D>& s) {
+__device__ __forceinline__ void store_dv(const Delta& delta, const Item& item, const char* adjoints, const float* beta) {
   const Rows& to = delta.dv;
   const bool wide = has_wide_rows(to);
 #pragma unroll 2
   for (int i = threadIdx.x % 128; i < C * D / 8; i += 128) {
     const int token = i / (D / 8), channel = i % (D / 8) * 8;
-    if (token >= rows) continue;
-    const uint4 z = *reinterpret_cast<const uint4*>(s.adjoints + ptx::tile_byte(C, token, channel));
+    if (token >= item.rows) continue;
+    const uint4 z = *reinterpret_cast<const uint4*>(adjoints + ptx::tile_byte(C, token, channel));
     const uint32_t parts[4] = {z.x, z.y, z.z, z.w};
-    const int64_t at = row_of(to, w.b, w.begin + static_cast<int64_t>(chunk) * C + token, h) + channel;
+    const int64_t t = item.w.begin + static_cast<int64_t>(item.chunk) * C + token;
+    const int64_t at = row_of(to, item.w.b, t, item.h) + channel;
     uint32_t packed[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       float2 x = ptx::unpack<bf16>(parts[j]);
-      x.x *= s.beta[token];
-      x.y *= s.beta[token];
+      x.x *= beta[token];
+      x.y *= beta[token];
       packed[j] = ptx::pack<bf16>(x.x, x.y);
       if (!wide) {
         ptx::store(const_cast<void*>(to.data), to.dtype, at + 2 * j, x.x);
@@ -274,66 +309,122 @@ __device__ __forceinline__ void store_dv(const Delta& delta, const Walk& w, int 
   }
 }
 
-template <bool bf16, int D, bool decays>
-__device__ void gradients(const Delta& delta) {
-  extern __shared__ char memory[];
-  static_assert(sizeof(GradientsShared<D>) + 1024 <= gradients_shared_bytes(D) && gradients_shared_bytes(D) <= 232448);
-  auto& s = *reinterpret_cast<GradientsShared<D>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
-  const Engine& e = delta.e;
-  const int h = blockIdx.x % e.H, group = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const int64_t slot = blockIdx.x / e.H, image = slot * e.H + h;
-  const Place place = place_of(e, slot);
-  if (place.chunk < 0) return;
-  const Walk w = walk_of(e, place.n, 0, false);
-  const int chunk = place.chunk;
-  const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
+template <int D>
+__device__ void produce(const Delta& delta, GradientsShared<D>& s) {
   constexpr int kTile = D / 64 * kPanel, kSquare = D * D * 2;
-  if (threadIdx.x == 0) {
-    ptx::barrier_init(&s.full, 1);
-    ptx::barrier_init(&s.adjoints_full, 1);
-    ptx::barrier_init(&s.state_full, 1);
-    ptx::barrier_init(&s.dstate_full, 1);
-    ptx::barrier_init_fence();
-    const int t = static_cast<int>(w.begin) + chunk * C, b = static_cast<int>(w.b);
-    ptx::barrier_arrive_expect(&s.full, 4 * kTile);
-    ptx::load_box(s.dout, &delta.dout, &s.full, 0, t, 0, h, b);
-    ptx::load_bytes(s.residuals, delta.residuals + image * kTile, kTile, &s.full);
-    ptx::load_box(s.q, &delta.q, &s.full, 0, t, 0, h / e.q.group, b);
-    ptx::load_box(s.k, &delta.k, &s.full, 0, t, 0, h / e.k.group, b);
-    ptx::barrier_arrive_expect(&s.state_full, kSquare);
-    ptx::load_bytes(s.state, delta.states + image * kSquare, kSquare, &s.state_full);
-    ptx::barrier_arrive_expect(&s.adjoints_full, kTile);
-    ptx::load_bytes(s.adjoints, delta.adjoints + image * kTile, kTile, &s.adjoints_full);
-    ptx::barrier_arrive_expect(&s.dstate_full, kSquare);
-    ptx::load_bytes(s.dstate, delta.dstates + image * kSquare, kSquare, &s.dstate_full);
+  const Engine& e = delta.e;
+  // dO, res and Z run a chunk ahead of the rest.
+  const auto load_rows = [&](const Item& item, int i) {
+    const int stage = i % 2, t = static_cast<int>(item.w.begin) + item.chunk * C;
+    if (i >= 2) ptx::barrier_wait(&s.rows_empty[stage], (i / 2 - 1) & 1);
+    ptx::barrier_arrive_expect(&s.rows_full[stage], 3 * kTile);
+    ptx::load_box(s.dout[stage], &delta.dout, &s.rows_full[stage], 0, t, 0, item.h, static_cast<int>(item.w.b));
+    ptx::load_bytes(s.residuals[stage], delta.residuals + item.image * kTile, kTile, &s.rows_full[stage]);
+    ptx::load_bytes(s.adjoints[stage], delta.adjoints + item.image * kTile, kTile, &s.rows_full[stage]);
+  };
+  const auto load_rest = [&](const Item& item, int i) {
+    const int t = static_cast<int>(item.w.begin) + item.chunk * C, b = static_cast<int>(item.w.b);
+    if (i >= 1) ptx::barrier_wait(&s.states_empty, (i - 1) & 1);
+    ptx::barrier_arrive_expect(&s.states_full, 2 * kSquare);
+    ptx::load_bytes(s.state, delta.states + item.image * kSquare, kSquare, &s.states_full);
+    ptx::load_bytes(s.dstate, delta.dstates + item.image * kSquare, kSquare, &s.states_full);
+    if (i >= 1) ptx::barrier_wait(&s.keys_empty, (i - 1) & 1);
+    ptx::barrier_arrive_expect(&s.keys_full, 2 * kTile);
+    ptx::load_box(s.q, &delta.q, &s.keys_full, 0, t, 0, item.h / e.q.group, b);
+    ptx::load_box(s.k, &delta.k, &s.keys_full, 0, t, 0, item.h / e.k.group, b);
+  };
+  int64_t at = blockIdx.x;
+  Item item, next;
+  bool more = next_item(delta, at, item);
+  if (more) load_rows(item, 0);
+  for (int i = 0; more; ++i, item = next) {
+    more = next_item(delta, at, next);
+    if (more) load_rows(next, i + 1);
+    load_rest(item, i);
   }
-  if (group == 3 && warp == 0) {
-    const float2 beta = take_numbers(ask_numbers(e.beta, w, h, chunk, lane), e.beta.dtype);
-    s.beta[lane] = e.beta_factor * beta.x;
-    s.beta[lane + 32] = e.beta_factor * beta.y;
-  }
-  if (decays && group == 3 && warp == 1) {
-    const Sums G = sum_gates(take_gates(ask_numbers(e.g, w, h, chunk, lane), e.g.dtype), lane);
-    s.read[lane] = expf(G.low);
-    s.read[lane + 32] = expf(G.high);
-    s.write[lane] = expf(G.all - G.low);
-    s.write[lane + 32] = expf(G.all - G.high);
-    store_decays(G, lane, s.decays);
-    if (lane == 0) s.total = expf(G.all);
-  }
-  __syncthreads();
-  ptx::barrier_wait(&s.full, 0);
-  if (rows < C) {  // what lies behind the sequence counts as zero, NaN or not
-    constexpr int kPieces = D / 8;
-    for (int piece = threadIdx.x; piece < (C - rows) * kPieces; piece += 512) {
-      const uint32_t at = ptx::tile_byte(C, rows + piece / kPieces, piece % kPieces * 8);
-      *reinterpret_cast<uint4*>(s.q + at) = uint4{0, 0, 0, 0};
-      *reinterpret_cast<uint4*>(s.k + at) = uint4{0, 0, 0, 0};
-      *reinterpret_cast<uint4*>(s.dout + at) = uint4{0, 0, 0, 0};
+}
+
+// The decays of all groups; dP and dg.
+template <bool bf16, int D, bool decays>
+__device__ void pair_reads(const Delta& delta, GradientsShared<D>& s) {
+  const Engine& e = delta.e;
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  const auto ask = [&](const Item& item) {
+    if (decays && warp == 0) return ask_numbers(e.g, item.w, item.h, item.chunk, lane);
+    return warp == 1 ? ask_numbers(e.beta, item.w, item.h, item.chunk, lane) : Numbers{};
+  };
+  int64_t at = blockIdx.x;
+  Item item, next;
+  bool more = next_item(delta, at, item);
+  if (!more) return;
+  Numbers numbers = ask(item);
+  for (int i = 0; more; ++i, item = next) {
+    const int stage = i % 2;
+    auto& gates = s.gates[stage];
+    float2 g = {};
+    float total = 1;
+    if (warp == 1) {
+      const float2 beta = take_numbers(numbers, e.beta.dtype);
+      gates.beta[lane] = e.beta_factor * beta.x;
+      gates.beta[lane + 32] = e.beta_factor * beta.y;
     }
-    ptx::fence_async_shared();
-    __syncthreads();
+    if (decays && warp == 0) {
+      g = take_numbers(numbers, e.g.dtype);
+      const Sums G = sum_gates(take_gates(numbers, e.g.dtype), lane);
+      gates.read[lane] = expf(G.low);
+      gates.read[lane + 32] = expf(G.high);
+      gates.write[lane] = expf(G.all - G.low);
+      gates.write[lane + 32] = expf(G.all - G.high);
+      store_decays(G, lane, gates.decays);
+      total = expf(G.all);
+    }
+    more = next_item(delta, at, next);
+    if (more) numbers = ask(next);
+    if (item.rows < C) {  // what lies behind the sequence counts as zero, NaN or not
+      constexpr int kPieces = D / 8;
+      ptx::barrier_wait(&s.rows_full[stage], (i / 2) & 1);
+      ptx::barrier_wait(&s.keys_full, i & 1);
+      for (int piece = thread; piece < (C - item.rows) * kPieces; piece += 128) {
+        const uint32_t at = ptx::tile_byte(C, item.rows + piece / kPieces, piece % kPieces * 8);
+        *reinterpret_cast<uint4*>(s.q + at) = uint4{0, 0, 0, 0};
+        *reinterpret_cast<uint4*>(s.k + at) = uint4{0, 0, 0, 0};
+        *reinterpret_cast<uint4*>(s.dout[stage] + at) = uint4{0, 0, 0, 0};
+      }
+      ptx::fence_async_shared();
+    }
+    ptx::group_sync<1, 128>();
+    ptx::barrier_arrive(&s.gates_full[stage]);
+    pair_up<bf16, D, decays, 0>(delta, item, i, s);
+    ptx::barrier_arrive(&s.rows_empty[stage]);
+    if constexpr (decays) {
+      ptx::group_sync<1, 128>();  // the sums over pairs
+      ptx::barrier_wait(&s.dots_full, i & 1);
+      if (warp == 0 && delta.dg.data != nullptr) store_dg<D>(delta, item, g, total, s);
+    }
   }
+}
+
+// dA, dbeta and dV.
+template <bool bf16, int D, bool decays>
+__device__ void pair_writes(const Delta& delta, GradientsShared<D>& s) {
+  int64_t at = blockIdx.x;
+  Item item;
+  for (int i = 0; next_item(delta, at, item); ++i) {
+    const int stage = i % 2;
+    ptx::barrier_wait(&s.gates_full[stage], (i / 2) & 1);
+    ptx::barrier_wait(&s.rows_full[stage], (i / 2) & 1);
+    if (delta.dv.data != nullptr) store_dv<bf16, D>(delta, item, s.adjoints[stage], s.gates[stage].beta);
+    pair_up<bf16, D, decays, 1>(delta, item, i, s);
+    ptx::barrier_arrive(&s.rows_empty[stage]);
+    if constexpr (decays) ptx::barrier_arrive(&s.dots_full);
+  }
+}
+
+// dQ, dK or both of 64 key channels.
+template <bool bf16, int D, bool decays, bool queries, bool keys>
+__device__ void accumulate(const Delta& delta, int panel, GradientsShared<D>& s) {
+  const Engine& e = delta.e;
+  const int group = threadIdx.x / 128;
   const auto tokens_k = [](const char* tile) {  // rows are M or N
     return [at = ptx::shared_address(tile)](int kk) { return ptx::descriptor_k_major(at, C, kk); };
   };
@@ -343,89 +434,123 @@ __device__ void gradients(const Delta& delta) {
   const auto values_mn = [](const char* tile) {
     return [at = ptx::shared_address(tile)](int kk) { return ptx::descriptor_mn_major(at, D, kk); };
   };
-  if (group == 0) {
-    ptx::fewer_registers<112>();
-    float acc[D / 2];
-    ptx::barrier_wait(&s.state_full, 0);
-    ptx::wgmma_fence();
-    multiply<bf16, false, true>(acc, D, tokens_k(s.dout), values_mn(s.state), false);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::hold(acc);
-    scale_rows<bf16, D, decays>(acc, s.q, s.read, e.scale, nullptr, s.queries);
+  const char *const q_panel = s.q + panel * kPanel, *const k_panel = s.k + panel * kPanel;
+  const char *const state = s.state + panel * D * 128, *const dstate = s.dstate + panel * D * 128;
+  int64_t at = blockIdx.x;
+  Item item;
+  for (int i = 0; next_item(delta, at, item); ++i) {
+    const int stage = i % 2;
+    const auto& gates = s.gates[stage];
+    float dq[32], dk[32], written[32];
+    ptx::barrier_wait(&s.gates_full[stage], (i / 2) & 1);
+    ptx::barrier_wait(&s.rows_full[stage], (i / 2) & 1);
+    ptx::barrier_wait(&s.states_full, i & 1);
+    if constexpr (keys) {
+      ptx::wgmma_fence();
+      multiply<bf16, false, true>(dk, D, tokens_k(s.adjoints[stage]), values_mn(state), false);
+      multiply<bf16, false, true>(written, D, tokens_k(s.residuals[stage]), values_mn(dstate), false);
+      ptx::wgmma_commit();
+    }
     if constexpr (decays) sum_states<bf16, D>(s);
-    __syncthreads();
-    if (delta.dq.data == nullptr) return;
-    ptx::hold(acc);
-    ptx::wgmma_fence();
-    multiply<bf16, false, true>(acc, C, tokens_k(s.dp), tokens_mn(s.k), true);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::hold(acc);
-    store_gradient<bf16, D, 1>(delta.dq, w, h, chunk, rows, acc, s.dout);
-  } else if (group == 1) {
-    ptx::fewer_registers<112>();
-    float acc[D / 2];
-    ptx::barrier_wait(&s.state_full, 0);
-    ptx::barrier_wait(&s.adjoints_full, 0);
-    ptx::wgmma_fence();
-    multiply<bf16, false, true>(acc, D, tokens_k(s.adjoints), values_mn(s.state), false);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::hold(acc);
-    scale_rows<bf16, D, decays>(acc, s.k, s.read, -1, s.beta, s.keys);
-    if constexpr (decays) sum_states<bf16, D>(s);
-    __syncthreads();
-    if (delta.dk.data == nullptr) return;
-    ptx::hold(acc);
-    ptx::wgmma_fence();
-    multiply<bf16, false, true>(acc, C, tokens_k(s.da), tokens_mn(s.k), true);
-    multiply<bf16, true, true>(acc, C, tokens_mn(s.da), tokens_mn(s.k), true);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::hold(acc);
-    float* const part = reinterpret_cast<float*>(s.state);
+    ptx::barrier_wait(&s.keys_full, i & 1);
+    if constexpr (keys) {
+      ptx::wgmma_wait<0>();
+      ptx::hold(dk);
+      ptx::hold(written);
+      scale_rows<bf16, decays>(dk, k_panel, gates.read, -1, gates.beta, s.keys[panel]);
+      scale_rows<bf16, decays>(written, k_panel, gates.write, 1, gates.beta, s.written[panel]);
 #pragma unroll
-    for (int j = 0; j < D / 2; ++j) part[128 * j + thread] = acc[j];
-    ptx::group_sync<2, 256>();
-  } else if (group == 2) {
-    ptx::fewer_registers<112>();
-    float acc[D / 2];
-    ptx::barrier_wait(&s.dstate_full, 0);
+      for (int j = 0; j < 32; ++j) dk[j] += written[j];
+    }
+    if constexpr (queries) {  // after the keys: there are registers for two sums at a time
+      ptx::wgmma_fence();
+      multiply<bf16, false, true>(dq, D, tokens_k(s.dout[stage]), values_mn(state), false);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::hold(dq);
+    }
+    ptx::barrier_arrive(&s.states_empty);
+    if constexpr (queries) scale_rows<bf16, decays>(dq, q_panel, gates.read, e.scale, nullptr, s.queries[panel]);
+    if constexpr (decays) ptx::barrier_arrive(&s.dots_full);
+    ptx::barrier_wait(&s.pairs_full, i & 1);
+    if constexpr (queries) ptx::hold(dq);
+    if constexpr (keys) ptx::hold(dk);
     ptx::wgmma_fence();
-    multiply<bf16, false, true>(acc, D, tokens_k(s.residuals), values_mn(s.dstate), false);
+    if constexpr (queries) multiply<bf16, false, true>(dq, C, tokens_k(s.dp), tokens_mn(k_panel), true);
+    if constexpr (keys) {
+      multiply<bf16, true, true>(dk, C, tokens_mn(s.dp), tokens_mn(q_panel), true);
+      multiply<bf16, false, true>(dk, C, tokens_k(s.da), tokens_mn(k_panel), true);
+      multiply<bf16, true, true>(dk, C, tokens_mn(s.da), tokens_mn(k_panel), true);
+    }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    ptx::hold(acc);
-    scale_rows<bf16, D, decays>(acc, s.k, s.write, 1, s.beta, s.written);
-    if constexpr (decays) sum_states<bf16, D>(s);
-    __syncthreads();
-    if (delta.dk.data == nullptr) return;
-    ptx::hold(acc);
-    ptx::wgmma_fence();
-    multiply<bf16, true, true>(acc, C, tokens_mn(s.dp), tokens_mn(s.q), true);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::hold(acc);
-    ptx::group_sync<2, 256>();
-    const float* const part = reinterpret_cast<const float*>(s.state);
-#pragma unroll
-    for (int j = 0; j < D / 2; ++j) acc[j] += part[128 * j + thread];
-    store_gradient<bf16, D, 3>(delta.dk, w, h, chunk, rows, acc, s.residuals);
+    if constexpr (queries) ptx::hold(dq);
+    if constexpr (keys) ptx::hold(dk);
+    ptx::barrier_arrive(&s.keys_empty);  // before the pairs, whose group then arrives there again
+    ptx::barrier_arrive(&s.pairs_empty);
+    // Both groups are through with dO and res; the pairs too. No named barrier: at D = 64 the groups run different code.
+    ptx::barrier_arrive(&s.rows_read);
+    ptx::barrier_wait(&s.rows_read, i & 1);
+    if (queries && delta.dq.data != nullptr) {
+      store_gradient<bf16>(delta.dq, item, 64 * panel, dq, s.dout[stage] + panel * kPanel, group);
+    }
+    if (keys && delta.dk.data != nullptr) {
+      store_gradient<bf16>(delta.dk, item, 64 * panel, dk, s.residuals[stage] + panel * kPanel, group);
+    }
+    ptx::fence_async_shared();
+    ptx::barrier_arrive(&s.rows_empty[stage]);
+  }
+}
+
+template <bool bf16, int D, bool decays>
+__device__ void gradients(const Delta& delta) {
+  extern __shared__ char memory[];
+  static_assert(sizeof(GradientsShared<D>) + 1024 <= gradients_shared_bytes(D) && gradients_shared_bytes(D) <= 232448);
+  auto& s = ptx::shared_as<GradientsShared<D>>(memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      ptx::barrier_init(&s.rows_full[i], 1);
+      ptx::barrier_init(&s.rows_empty[i], 512);
+      ptx::barrier_init(&s.gates_full[i], 128);
+    }
+    ptx::barrier_init(&s.keys_full, 1);
+    ptx::barrier_init(&s.keys_empty, 512);
+    ptx::barrier_init(&s.states_full, 1);
+    ptx::barrier_init(&s.states_empty, 256);
+    ptx::barrier_init(&s.pairs_full, 256);
+    ptx::barrier_init(&s.pairs_empty, 256);
+    ptx::barrier_init(&s.dots_full, 384);
+    ptx::barrier_init(&s.rows_read, 256);
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  // Registers: 65536 of the multiprocessor over 640 threads, 96 each, in multiples of 8. Without decays pairs have one sum.
+  const int role = threadIdx.x / 128;
+  if (role < 2) {
+    ptx::more_registers<decays ? 112 : 128>();
+    if constexpr (D == 128) {
+      accumulate<bf16, D, decays, true, true>(delta, role, s);
+    } else if (role == 0) {
+      accumulate<bf16, D, decays, true, false>(delta, 0, s);
+    } else {
+      accumulate<bf16, D, decays, false, true>(delta, 0, s);
+    }
+  } else if (role == 2) {
+    if constexpr (decays) ptx::more_registers<112>();
+    pair_reads<bf16, D, decays>(delta, s);
+  } else if (role == 3) {
+    if constexpr (decays) ptx::more_registers<112>();
+    pair_writes<bf16, D, decays>(delta, s);
   } else {
-    ptx::more_registers<176>();
-    pair_up<bf16, D, decays>(delta, w, h, chunk, rows, s);
-    if constexpr (decays) sum_states<bf16, D>(s);
-    __syncthreads();
-    if (decays && warp == 0 && delta.dg.data != nullptr) store_dg<D>(delta, w, h, chunk, rows, s);
-    if (delta.dv.data != nullptr) store_dv<bf16, D>(delta, w, h, chunk, rows, s);
+    ptx::fewer_registers<32>();
+    if (threadIdx.x % 128 == 0) produce<D>(delta, s);
   }
 }
 
 }  // namespace
 
 #define LINNET_GRADIENTS(name, bf16, D, decays)                                                    \
-  extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ Delta delta) { \
+  extern "C" __global__ void __launch_bounds__(640, 1) name(const __grid_constant__ Delta delta) { \
     gradients<bf16, D, decays>(delta);                                                             \
   }
 extern "C" __global__ void __launch_bounds__(256) copy_rows(const __grid_constant__ Rows to, const __grid_constant__ Rows from,

@@ -1,5 +1,7 @@
 #include "mechanisms/recurrence/recurrence_delta_launch.h"
 
+#include "mechanisms/recurrence/recurrence_delta_chunk.h"
+
 namespace linnet::cuda {
 namespace {
 
@@ -41,8 +43,9 @@ void prepare(const Launch& launch, Delta& delta) {
   Delta summary = delta;
   summary.phase = DeltaPhase::summary;
   summary.states = nullptr;
-  enqueue(launch, {walk_image(e), name_of(kSummaries, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {heads, segments - 1, 2},
-          summary);
+  enqueue(launch,
+          {walk_image(e), name_of(kSummaries, e), delta_threads(e.K, e.q.dtype == Dtype::bf16), delta_shared_bytes(e.K)},
+          {heads, segments - 1, 2}, summary);
   const int count = static_cast<int>(segments - 1);
   enqueue(launch, {kWalkImage, e.K == 128 ? "fold_128" : "fold_64", 256}, {heads, e.V / kFoldRows}, summary, count);
   delta.phase = DeltaPhase::joined;
@@ -78,8 +81,8 @@ void run_delta(const Launch& launch, const Engine& e, const DeltaScratch& scratc
   Delta delta;
   if (!fill(launch, e, scratch, &delta)) return;
   prepare(launch, delta);
-  enqueue(launch, {walk_image(e), name_of(kWalks, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {e.N * e.H, segments_of(e)},
-          delta);
+  enqueue(launch, {walk_image(e), name_of(kWalks, e), delta_threads(e.K, e.q.dtype == Dtype::bf16), delta_shared_bytes(e.K)},
+          {e.N * e.H, segments_of(e)}, delta);
 }
 
 void run_delta_gradients(const Launch& launch, const Engine& e, const DeltaGradients& gradients, const DeltaScratch& scratch) {
@@ -104,9 +107,11 @@ void run_delta_gradients(const Launch& launch, const Engine& e, const DeltaGradi
   delta.dbeta = gradients.dbeta;
   prepare(launch, delta);
   const int64_t heads = e.N * e.H;
-  enqueue(launch, {walk_image(e), name_of(kSummaries, e), tile_threads(e.V), delta_shared_bytes(e.K)}, {heads, segments_of(e)},
-          delta);
-  const Kernel reverse = {"recurrence_delta_reverse_cuda", name_of(kReverse, e), tile_threads(e.V), reverse_shared_bytes(e.K)};
+  enqueue(launch,
+          {walk_image(e), name_of(kSummaries, e), delta_threads(e.K, e.q.dtype == Dtype::bf16), delta_shared_bytes(e.K)},
+          {heads, segments_of(e)}, delta);
+  const Kernel reverse = {"recurrence_delta_reverse_cuda", name_of(kReverse, e), delta_threads(e.K, e.q.dtype == Dtype::bf16),
+                          reverse_shared_bytes(e.K)};
   const int64_t segments = segments_of(e);
   if (segments > 1) {
     delta.phase = DeltaPhase::summary;
@@ -116,8 +121,34 @@ void run_delta_gradients(const Launch& launch, const Engine& e, const DeltaGradi
     delta.phase = DeltaPhase::joined;
   }
   enqueue(launch, reverse, {heads, segments}, delta);
-  enqueue(launch, {"recurrence_delta_gradients_cuda", name_of(kGradients, e), 512, gradients_shared_bytes(e.K)},
-          {delta_slots(e) * e.H}, delta);
+  const int64_t chunks = delta_slots(e) * e.H, blocks = multiprocessor_count();
+  enqueue(launch, {"recurrence_delta_gradients_cuda", name_of(kGradients, e), 640, gradients_shared_bytes(e.K)},
+          {chunks < blocks ? chunks : blocks}, delta);
+}
+
+DeltaChunkScratch cut_delta_chunks(Arena& arena, const Engine& e) {
+  const int64_t images = chunk_slots(e) * e.H, state = static_cast<int64_t>(e.K) * e.V;
+  DeltaChunkScratch scratch;
+  scratch.states = arena.take<float>(images * state);
+  scratch.dstates = arena.take<float>(images * state);
+  scratch.residuals = arena.take<float>(images * kDeltaChunk * e.V);
+  scratch.adjoints = arena.take<float>(images * kDeltaChunk * e.V);
+  return scratch;
+}
+
+void run_delta_chunks(const Launch& launch, const Engine& e, const DeltaGradients& gradients,
+                      const DeltaChunkScratch& scratch) {
+  const DeltaChunks chunks = {e, gradients, scratch.states, scratch.dstates, scratch.residuals, scratch.adjoints};
+  static constexpr const char* kNames[3][3] = {{"record_64", "reverse_64", "gradients_64"},
+                                               {"record_128", "reverse_128", "gradients_128"},
+                                               {"record_256", "reverse_256", "gradients_256"}};
+  constexpr const char* kImage = "recurrence_delta_chunk_cuda";
+  const int size = e.K <= 64 ? 0 : e.K <= 128 ? 1 : 2, width = 64 << size;
+  const int64_t heads = e.N * e.H, columns = (e.V + kDeltaColumns - 1) / kDeltaColumns;
+  enqueue(launch, {kImage, kNames[size][0], 256, chunk_walk_bytes(width)}, {heads, columns}, chunks);
+  enqueue(launch, {kImage, kNames[size][1], 256, chunk_walk_bytes(width)}, {heads, columns}, chunks);
+  enqueue(launch, {kImage, kNames[size][2], 256, chunk_gradients_bytes(width)}, {heads, (e.T + kDeltaChunk - 1) / kDeltaChunk},
+          chunks);
 }
 
 void copy_rows(const Launch& launch, const Rows& to, const Rows& from, int64_t B, int64_t T, int64_t heads, int64_t width) {

@@ -128,7 +128,7 @@ template <bool bf16, int D, bool decays>
 __device__ void prepare(const Delta& delta) {
   extern __shared__ char memory[];
   static_assert(sizeof(PrepareShared<D>) + 1024 <= prepare_shared_bytes(D));
-  auto& s = *reinterpret_cast<PrepareShared<D>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  auto& s = ptx::shared_as<PrepareShared<D>>(memory);
   const Engine& e = delta.e;
   const int h = blockIdx.x % e.H, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int64_t slot = blockIdx.x / e.H;

@@ -29,28 +29,52 @@ struct ReverseShared {
   char k[kReverseStages][D / 64 * kPanel];
   char dout[kReverseStages][D / 64 * kPanel];
   char t[2][2 * kPanel];  // T^T: f32, paired columns
-  char p[2][kPanel];
+  char p[delta_scores(D)][kPanel];
   char chunk[D / 64][kPanel], state[D / 64][D / 64 * kPanel];  // on their way to memory
   ReverseGates gates[2];
   Walk walk;
-  uint64_t full[kReverseStages], empty[kReverseStages], t_full[2], t_empty[2], p_full[2], p_empty[2];
+  uint64_t full[kReverseStages], empty[kReverseStages], t_full[2], t_empty[2], p_full[delta_scores(D)],
+      p_empty[delta_scores(D)];
 };
 
+// Q, K, dO and T^T of the i-th chunk from the last, by one thread.
+template <int D>
+__device__ __forceinline__ void load_reverse(const Delta& delta, int64_t n, int h, int i, ReverseShared<D>& s) {
+  const Engine& e = delta.e;
+  const Walk& w = s.walk;
+  const int b = static_cast<int>(w.b), stage = i % kReverseStages, t = static_cast<int>(w.begin) + (w.first - i) * C;
+  if (i >= kReverseStages) ptx::barrier_wait(&s.empty[stage], (i / kReverseStages - 1) & 1);
+  ptx::barrier_arrive_expect(&s.full[stage], 3 * (D / 64) * kPanel);
+  ptx::load_box(s.k[stage], &delta.k, &s.full[stage], 0, t, 0, h / e.k.group, b);
+  ptx::load_box(s.q[stage], &delta.q, &s.full[stage], 0, t, 0, h / e.q.group, b);
+  ptx::load_box(s.dout[stage], &delta.dout, &s.full[stage], 0, t, 0, h, b);
+  const char* inverse = delta.inverse_transposed + (slot_of(e, n, w, w.first - i) * e.H + h) * kInverseBytes;
+  if (i >= 2) ptx::barrier_wait(&s.t_empty[i % 2], (i / 2 - 1) & 1);
+  ptx::barrier_arrive_expect(&s.t_full[i % 2], kInverseBytes);
+  ptx::load_bytes(s.t[i % 2] + kPanel, inverse, kInversePanel, &s.t_full[i % 2]);
+  ptx::load_bytes(s.t[i % 2], inverse + kInversePanel, kInversePanel / 2, &s.t_full[i % 2]);
+}
+
 template <bool bf16, int D, bool decays>
-__device__ void assist_reverse(const Delta& delta, int h, ReverseShared<D>& s) {
+__device__ void assist_reverse(const Delta& delta, int64_t n, int h, ReverseShared<D>& s) {
+  constexpr int kScores = delta_scores(D);
   const Engine& e = delta.e;
   const Walk& w = s.walk;
   const int thread = threadIdx.x % 128, warp = thread / 32;
   int lane = thread % 32;
+  constexpr bool kProduces = delta_pairs(D, bf16);
+  if (kProduces && thread == 0) {
+    for (int i = 0; i < min(2, w.count); ++i) load_reverse<D>(delta, n, h, i, s);
+  }
   Numbers next;
   if (decays && warp == 0) next = ask_numbers(e.g, w, h, w.first, lane);
   if (warp == 1) next = ask_numbers(e.beta, w, h, w.first, lane);
   for (int i = 0; i < w.count; ++i) {
-    const int stage = i % kReverseStages, slot = i % 2, chunk = w.first - i;
+    const int stage = i % kReverseStages, slot = i % kScores, chunk = w.first - i;
     const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
-    ReverseGates& gates = s.gates[slot];
+    ReverseGates& gates = s.gates[i % 2];
     asm volatile("" : "+r"(lane));  // addresses are computed anew in every chunk: kept, there would be no room for P
-    if (i >= 2) ptx::barrier_wait(&s.p_empty[slot], (i / 2 - 1) & 1);
+    if (kScores == 2 && i >= 2) ptx::barrier_wait(&s.p_empty[slot], (i / 2 - 1) & 1);
     if (decays && warp == 0) {
       const Sums G = sum_gates(take_gates(next, e.g.dtype), lane);
       next = ask_numbers(e.g, w, h, chunk - 1, lane);
@@ -81,6 +105,7 @@ __device__ void assist_reverse(const Delta& delta, int h, ReverseShared<D>& s) {
     ptx::hold(p);
     ptx::barrier_arrive(&s.empty[stage]);
     weigh<decays, false>(p, gates.decays, warp, lane, false);
+    if (kScores == 1 && i >= 1) ptx::barrier_wait(&s.p_empty[0], (i - 1) & 1);
     const int row = warp * 16 + lane / 4;
     char* const to = s.p[slot];
 #pragma unroll
@@ -92,6 +117,8 @@ __device__ void assist_reverse(const Delta& delta, int h, ReverseShared<D>& s) {
     }
     ptx::fence_async_shared();
     ptx::barrier_arrive(&s.p_full[slot]);
+    if (kProduces && thread == 0 && i > 0 && i + 1 < w.count) load_reverse<D>(delta, n, h, i + 1, s);
+    if constexpr (kProduces) __syncwarp();
   }
 }
 
@@ -111,7 +138,7 @@ __device__ __forceinline__ void clear_reverse(ReverseShared<D>& s, int stage, in
 
 template <bool bf16, int D, bool decays>
 __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment, bool from_zero, ReverseShared<D>& s) {
-  constexpr int kState = D / 2;
+  constexpr int kState = D / 2, kScores = delta_scores(D);
   const Engine& e = delta.e;
   const Walk& w = s.walk;
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
@@ -140,9 +167,9 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
   }
 
   for (int i = 0; i < w.count; ++i) {
-    const int stage = i % kReverseStages, slot = i % 2, chunk = w.first - i;
+    const int stage = i % kReverseStages, slot = i % kScores, chunk = w.first - i;
     const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
-    const ReverseGates& gates = s.gates[slot];
+    const ReverseGates& gates = s.gates[i % 2];
     const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
     const uint32_t dout = ptx::shared_address(s.dout[stage]) + group * kPanel, p = ptx::shared_address(s.p[slot]);
     const uint32_t t = ptx::shared_address(s.t[i % 2]);
@@ -155,7 +182,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
       for (int j = 0; j < kState; j += 2) A[j / 2] = ptx::pack<bf16>(S[j], S[j + 1]);
       ptx::barrier_wait(&s.full[stage], (i / kReverseStages) & 1);
       if (rows < C) clear_reverse<D>(s, stage, rows, group * 128 + thread);
-      ptx::barrier_wait(&s.p_full[slot], (i / 2) & 1);
+      ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);
       ptx::hold(A);
       ptx::wgmma_fence();
 #pragma unroll
@@ -251,32 +278,11 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
   }
 }
 
-template <int D>
-__device__ void produce_reverse(const Delta& delta, int64_t n, int h, ReverseShared<D>& s) {
-  const Engine& e = delta.e;
-  const Walk& w = s.walk;
-  const int b = static_cast<int>(w.b);
-  const char* inverse = delta.inverse_transposed + (slot_of(e, n, w, w.first) * e.H + h) * kInverseBytes;
-  for (int i = 0; i < w.count; ++i) {
-    const int stage = i % kReverseStages, t = static_cast<int>(w.begin) + (w.first - i) * C;
-    if (i >= kReverseStages) ptx::barrier_wait(&s.empty[stage], (i / kReverseStages - 1) & 1);
-    ptx::barrier_arrive_expect(&s.full[stage], 3 * (D / 64) * kPanel);
-    ptx::load_box(s.k[stage], &delta.k, &s.full[stage], 0, t, 0, h / e.k.group, b);
-    ptx::load_box(s.q[stage], &delta.q, &s.full[stage], 0, t, 0, h / e.q.group, b);
-    ptx::load_box(s.dout[stage], &delta.dout, &s.full[stage], 0, t, 0, h, b);
-    if (i >= 2) ptx::barrier_wait(&s.t_empty[i % 2], (i / 2 - 1) & 1);
-    ptx::barrier_arrive_expect(&s.t_full[i % 2], kInverseBytes);
-    ptx::load_bytes(s.t[i % 2] + kPanel, inverse, kInversePanel, &s.t_full[i % 2]);
-    ptx::load_bytes(s.t[i % 2], inverse + kInversePanel, kInversePanel / 2, &s.t_full[i % 2]);
-    inverse -= static_cast<int64_t>(e.H) * kInverseBytes;
-  }
-}
-
 template <bool bf16, int D, bool decays>
 __device__ void reverse_kernel(const Delta& delta) {
   extern __shared__ char memory[];
   static_assert(sizeof(ReverseShared<D>) + 1024 <= reverse_shared_bytes(D) && reverse_shared_bytes(D) <= 232448);
-  auto& s = *reinterpret_cast<ReverseShared<D>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  auto& s = ptx::shared_as<ReverseShared<D>>(memory);
   const Engine& e = delta.e;
   const int h = blockIdx.x % e.H, segment = blockIdx.y + (delta.phase == DeltaPhase::summary ? 1 : 0);
   const int64_t n = blockIdx.x / e.H;
@@ -301,6 +307,8 @@ __device__ void reverse_kernel(const Delta& delta) {
     for (int i = 0; i < 2; ++i) {
       ptx::barrier_init(&s.t_full[i], 1);
       ptx::barrier_init(&s.t_empty[i], kConsumers);
+    }
+    for (int i = 0; i < delta_scores(D); ++i) {
       ptx::barrier_init(&s.p_full[i], 128);
       ptx::barrier_init(&s.p_empty[i], kConsumers);
     }
@@ -311,24 +319,28 @@ __device__ void reverse_kernel(const Delta& delta) {
   }
   ptx::fence_async_shared();
   __syncthreads();
+  constexpr bool kPairs = delta_pairs(D, bf16);
   const int role = threadIdx.x / 128;
   if (role < kGroups) {
-    ptx::more_registers<kGroups == 2 ? 200 : 240>();
+    ptx::more_registers<kGroups == 2 ? 200 : kPairs ? 168 : 240>();
     carry_reverse<bf16, D, decays>(delta, n, h, segment, from_zero, s);
   } else if (role == kGroups) {
-    if constexpr (kGroups == 2) ptx::fewer_registers<88>();
-    assist_reverse<bf16, D, decays>(delta, h, s);
+    if constexpr (kGroups == 2 || kPairs) ptx::fewer_registers<88>();
+    assist_reverse<bf16, D, decays>(delta, n, h, s);
   } else {
     ptx::fewer_registers<24>();
-    if (threadIdx.x % 128 == 0) produce_reverse<D>(delta, n, h, s);
+    if (threadIdx.x % 128 == 0) {
+      for (int i = 0; i < s.walk.count; ++i) load_reverse<D>(delta, n, h, i, s);
+    }
   }
 }
 
 }  // namespace
 
-#define LINNET_REVERSE(name, bf16, D, decays)                                                                  \
-  extern "C" __global__ void __launch_bounds__(tile_threads(D), 1) name(const __grid_constant__ Delta delta) { \
-    reverse_kernel<bf16, D, decays>(delta);                                                                    \
+#define LINNET_REVERSE(name, bf16, D, decays)                                                 \
+  extern "C" __global__ void __launch_bounds__(delta_threads(D, bf16), delta_blocks(D, bf16)) \
+      name(const __grid_constant__ Delta delta) {                                             \
+    reverse_kernel<bf16, D, decays>(delta);                                                   \
   }
 LINNET_REVERSE(reverse_64, true, 64, false)
 LINNET_REVERSE(reverse_64_decay, true, 64, true)

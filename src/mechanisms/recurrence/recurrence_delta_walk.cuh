@@ -46,13 +46,37 @@ struct DeltaShared {
       p_empty[delta_scores(D)];
 };
 
+// Q, K, V and T of the i-th chunk, by one thread.
+template <int D, bool reads>
+__device__ __forceinline__ void load_delta(const Delta& delta, int64_t n, int h, bool map, int i, DeltaShared<D>& s) {
+  constexpr int kLocal = delta_stages(D);
+  const Walk& w = s.walk;
+  const Engine& e = delta.e;
+  const int b = static_cast<int>(w.b), stage = i % kLocal, t = static_cast<int>(w.begin) + (w.first + i) * C;
+  const uint32_t bytes = (1 + (reads ? 1 : 0) + (map ? 0 : 1)) * (D / 64) * kPanel;
+  if (i >= kLocal) ptx::barrier_wait(&s.empty[stage], (i / kLocal - 1) & 1);
+  ptx::barrier_arrive_expect(&s.full[stage], bytes);
+  ptx::load_box(s.k[stage], &delta.k, &s.full[stage], 0, t, 0, h / e.k.group, b);
+  if constexpr (reads) ptx::load_box(s.q[stage], &delta.q, &s.full[stage], 0, t, 0, h / e.q.group, b);
+  if (!map) ptx::load_box(s.v[stage], &delta.v, &s.full[stage], 0, t, 0, h / e.v.group, b);
+  const char* inverse = delta.inverse + (slot_of(e, n, w, w.first + i) * e.H + h) * kInverseBytes;
+  if (i >= 2) ptx::barrier_wait(&s.t_empty[i % 2], (i / 2 - 1) & 1);
+  ptx::barrier_arrive_expect(&s.t_full[i % 2], kInverseBytes);
+  ptx::load_bytes(s.t[i % 2], inverse, kInversePanel, &s.t_full[i % 2]);
+  ptx::load_bytes(s.t[i % 2] + kPanel + kPanel / 2, inverse + kInversePanel, kInversePanel / 2, &s.t_full[i % 2]);
+}
+
 template <bool bf16, int D, bool decays, bool reads>
-__device__ void assist_delta(const Delta& delta, int h, DeltaShared<D>& s) {
+__device__ void assist_delta(const Delta& delta, int64_t n, int h, bool map, DeltaShared<D>& s) {
   constexpr int kLocal = delta_stages(D), kScores = delta_scores(D);
   const Engine& e = delta.e;
   const Walk& w = s.walk;
   const int thread = threadIdx.x % 128, warp = thread / 32;
   int lane = thread % 32;
+  constexpr bool kProduces = delta_pairs(D, bf16);
+  if (kProduces && thread == 0) {
+    for (int i = 0; i < min(2, w.count); ++i) load_delta<D, reads>(delta, n, h, map, i, s);
+  }
   if constexpr (reads) {  // what stands above the diagonal of P and T stays zero
     for (int i = thread; i < kScores * 2 * kPanel / 16; i += 128) reinterpret_cast<uint4*>(s.p)[i] = uint4{0, 0, 0, 0};
     ptx::group_sync<1, 128>();
@@ -65,8 +89,8 @@ __device__ void assist_delta(const Delta& delta, int h, DeltaShared<D>& s) {
     const int stage = i % kLocal, slot = i % kScores, chunk = w.first + i;
     DeltaGates& gates = s.gates[i % 2];
     asm volatile("" : "+r"(lane));  // addresses are computed anew in every chunk: kept, there would be no room for P
-    // P and the gates of two chunks ago are read.
-    if (i >= 2) ptx::barrier_wait(&s.p_empty[slot], (kScores == 2 ? i / 2 - 1 : i - 2) & 1);
+    // P and the gates of two chunks ago are read; with one buffer of P that is known from the chunk before.
+    if (kScores == 2 && i >= 2) ptx::barrier_wait(&s.p_empty[slot], (i / 2 - 1) & 1);
     if constexpr (decays) {
       if (warp == 0) {
         const Sums G = sum_gates(take_gates(next, e.g.dtype), lane);
@@ -118,6 +142,9 @@ __device__ void assist_delta(const Delta& delta, int h, DeltaShared<D>& s) {
       if (kScores == 1 && i >= 1) ptx::barrier_wait(&s.p_empty[0], (i - 1) & 1);
     }
     ptx::barrier_arrive(&s.p_full[slot]);
+    // Its place is that of the last chunk, which the state has all but left: P waited for it.
+    if (kProduces && thread == 0 && i > 0 && i + 1 < w.count) load_delta<D, reads>(delta, n, h, map, i + 1, s);
+    if constexpr (kProduces) __syncwarp();
   }
 }
 
@@ -372,7 +399,8 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     if (records) {
 #pragma unroll
       for (int j = 0; j < 32; ++j) N[j] *= gates.inverse_beta[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
-      store_chunk<bf16>(delta.residuals + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, N, group, s.q[2] + group * kPanel);
+      store_chunk<bf16>(delta.residuals + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, N, group,
+                        s.q[D / 64] + group * kPanel);
     }
     ptx::wgmma_wait<reads ? 1 : 0>();
     ptx::hold(S);
@@ -406,34 +434,11 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
   }
 }
 
-template <int D, bool reads>
-__device__ void produce_delta(const Delta& delta, int64_t n, int h, bool map, DeltaShared<D>& s) {
-  constexpr int kLocal = delta_stages(D);
-  const Walk& w = s.walk;
-  const Engine& e = delta.e;
-  const int b = static_cast<int>(w.b);
-  const char* inverse = delta.inverse + (slot_of(e, n, w, w.first) * e.H + h) * kInverseBytes;
-  const uint32_t bytes = (1 + (reads ? 1 : 0) + (map ? 0 : 1)) * (D / 64) * kPanel;
-  for (int i = 0; i < w.count; ++i) {
-    const int stage = i % kLocal, t = static_cast<int>(w.begin) + (w.first + i) * C;
-    if (i >= kLocal) ptx::barrier_wait(&s.empty[stage], (i / kLocal - 1) & 1);
-    ptx::barrier_arrive_expect(&s.full[stage], bytes);
-    ptx::load_box(s.k[stage], &delta.k, &s.full[stage], 0, t, 0, h / e.k.group, b);
-    if constexpr (reads) ptx::load_box(s.q[stage], &delta.q, &s.full[stage], 0, t, 0, h / e.q.group, b);
-    if (!map) ptx::load_box(s.v[stage], &delta.v, &s.full[stage], 0, t, 0, h / e.v.group, b);
-    if (i >= 2) ptx::barrier_wait(&s.t_empty[i % 2], (i / 2 - 1) & 1);
-    ptx::barrier_arrive_expect(&s.t_full[i % 2], kInverseBytes);
-    ptx::load_bytes(s.t[i % 2], inverse, kInversePanel, &s.t_full[i % 2]);
-    ptx::load_bytes(s.t[i % 2] + kPanel + kPanel / 2, inverse + kInversePanel, kInversePanel / 2, &s.t_full[i % 2]);
-    inverse += static_cast<int64_t>(e.H) * kInverseBytes;
-  }
-}
-
 template <bool bf16, int D, bool decays, bool reads>
 __device__ void delta_kernel(const Delta& delta) {
   extern __shared__ char memory[];
   static_assert(sizeof(DeltaShared<D>) + 1024 <= delta_shared_bytes(D) && delta_shared_bytes(D) <= 232448);
-  auto& s = *reinterpret_cast<DeltaShared<D>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  auto& s = ptx::shared_as<DeltaShared<D>>(memory);
   const Engine& e = delta.e;
   const int h = blockIdx.x % e.H, segment = blockIdx.y;
   const int64_t n = blockIdx.x / e.H;
@@ -480,25 +485,29 @@ __device__ void delta_kernel(const Delta& delta) {
   }
   ptx::fence_async_shared();
   __syncthreads();
-  // Registers: 65536 of the multiprocessor over the 512 or 384 threads of one block.
+  // Registers: 65536 of the multiprocessor over the 512 or 384 threads of one block, or the 256 of two.
+  constexpr bool kPairs = delta_pairs(D, bf16);
   const int role = threadIdx.x / 128;
   if (role < kGroups) {
-    ptx::more_registers<kGroups == 2 ? 200 : 240>();
+    ptx::more_registers<kGroups == 2 ? 200 : kPairs ? 168 : 240>();
     carry_delta<bf16, D, decays, reads>(delta, n, h, segment, map, s);
   } else if (role == kGroups) {
-    if constexpr (kGroups == 2) ptx::fewer_registers<88>();
-    assist_delta<bf16, D, decays, reads>(delta, h, s);
+    if constexpr (kGroups == 2 || kPairs) ptx::fewer_registers<88>();
+    assist_delta<bf16, D, decays, reads>(delta, n, h, map, s);
   } else {
     ptx::fewer_registers<24>();
-    if (threadIdx.x % 128 == 0) produce_delta<D, reads>(delta, n, h, map, s);
+    if (threadIdx.x % 128 == 0) {
+      for (int i = 0; i < s.walk.count; ++i) load_delta<D, reads>(delta, n, h, map, i, s);
+    }
   }
 }
 
 }  // namespace
 
-#define LINNET_DELTA(name, bf16, D, decays, reads)                                                             \
-  extern "C" __global__ void __launch_bounds__(tile_threads(D), 1) name(const __grid_constant__ Delta delta) { \
-    delta_kernel<bf16, D, decays, reads>(delta);                                                               \
+#define LINNET_DELTA(name, bf16, D, decays, reads)                                            \
+  extern "C" __global__ void __launch_bounds__(delta_threads(D, bf16), delta_blocks(D, bf16)) \
+      name(const __grid_constant__ Delta delta) {                                             \
+    delta_kernel<bf16, D, decays, reads>(delta);                                              \
   }
 
 }  // namespace linnet::cuda
