@@ -87,7 +87,8 @@ TEST(Work, every_operator_runs_and_its_error_is_small) {
     for (const std::string& line : op->benchmarks) {
       std::vector<Case> cases;
       ASSERT_TRUE(parse_cases(*op, line, &cases).ok());
-      Case c = shortened(cases.back(), 64);
+      // distill_window: more tokens than its windows hold, inside which the gradients of its features are 0.
+      Case c = shortened(cases.back(), op->name == "distill_window" ? 256 : 64);
       for (auto& [letter, value] : c.letters) value = letter == "B" ? std::min<int64_t>(value, 2) : value;
       std::unique_ptr<Work> work, reference;
       Context context;
