@@ -237,12 +237,10 @@ EngineScratch cut_engine(Arena& arena, const Engine& e) {
 
 void run_engine(const Launch& launch, const Engine& e, const EngineScratch& scratch) {
   const bool in_place = e.initial.data != nullptr && e.initial.data == e.final.data;
-  if (is_decode(e)) {
-    run_decode(launch, e);
-  } else if (in_place &&
-             (e.beta.data != nullptr || e.T > kLongest)) {  // the other kernels need scratch, and keep the old state
-    run_steps(launch, e);
-  } else if (has_tiles(e) && is_delta(e)) {
+  if (is_decode(e)) return run_decode(launch, e);
+  // The other kernels need scratch, and keep the old state.
+  if (in_place && (e.beta.data != nullptr || e.T > kLongest)) return run_steps(launch, e);
+  if (has_tiles(e) && is_delta(e)) {
     run_delta(launch, e, scratch.delta);
   } else if (is_kda(e)) {
     run_kda(launch, e, scratch.kda);
