@@ -64,4 +64,20 @@ __device__ inline int64_t row_of(const Rows& rows, int64_t b, int64_t t, int h) 
   return b * rows.stride_b + t * rows.stride_t + h / rows.group * rows.stride_h;
 }
 
+// x[i] = row[i] for i < count, else 0. One branch on the type for all of them, so that the loads overlap.
+template <int kRows>
+__device__ __forceinline__ void load_numbers(const Rows& rows, int64_t place, int count, float (&x)[kRows]) {
+  const auto load = [&](const auto* data) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) x[i] = i < count ? static_cast<float>(data[place + i]) : 0;
+  };
+  if (rows.dtype == Dtype::f32) {
+    load(static_cast<const float*>(rows.data));
+  } else if (rows.dtype == Dtype::bf16) {
+    load(static_cast<const __nv_bfloat16*>(rows.data));
+  } else {
+    load(static_cast<const __half*>(rows.data));
+  }
+}
+
 }  // namespace linnet::cuda

@@ -18,21 +18,6 @@ __device__ float over_columns(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// x[i] = row[i] for i < count, else 0. One branch on the type for all of them, so that the loads overlap.
-template <int kRows>
-__device__ __forceinline__ void load_row(const Rows& rows, int64_t place, int count, float (&x)[kRows]) {
-  const auto load = [&](const auto* data) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) x[i] = i < count ? static_cast<float>(data[place + i]) : 0;
-  };
-  if (rows.dtype == Dtype::f32) {
-    load(static_cast<const float*>(rows.data));
-  } else if (rows.dtype == Dtype::bf16) {
-    load(static_cast<const __nv_bfloat16*>(rows.data));
-  } else {
-    load(static_cast<const __half*>(rows.data));
-  }
-}
 template <int kRows>
 __device__ __forceinline__ void normalize(float (&x)[kRows]) {
   float squares = 0;
@@ -94,7 +79,7 @@ __device__ void plain(const Plain& p) {
     return n * s.stride_n + h * s.stride_h + row * s.stride_row + column * s.stride_column;
   };
   const auto load_key = [&](int64_t t, float(&k)[kRows]) {
-    load_row(e.k, row_of(e.k, b, t, h) + first, e.K - first, k);
+    load_numbers(e.k, row_of(e.k, b, t, h) + first, e.K - first, k);
     if (e.l2_norm) normalize(k);
   };
   const auto decay = [&](int i, float(&S)[kRows]) {  // token i of the chunk
@@ -186,7 +171,7 @@ __device__ void plain(const Plain& p) {
         const int64_t t = start + from + i;
         float k[kRows], q[kRows];
         load_key(t, k);
-        load_row(e.q, row_of(e.q, b, t, h) + first, e.K - first, q);
+        load_numbers(e.q, row_of(e.q, b, t, h) + first, e.K - first, q);
         if (e.l2_norm) normalize(q);
         const float d = mine && p.dout.data != nullptr
                             ? e.scale * ptx::load(p.dout.data, p.dout.dtype, row_of(p.dout, b, t, h) + column)

@@ -21,20 +21,10 @@ __device__ float over_rows(float x) {  // the sum over the 8 lanes of a column
   return x;
 }
 
-// x[i] = map(row[i]) for i < count, else 0. One branch on the type for all of them, so that the loads overlap.
+// x[i] = map(row[i]) for i < count, else 0.
 template <int kRows>
 __device__ __forceinline__ void load_row(const Rows& rows, int64_t place, int count, float (&x)[kRows]) {
-  const auto load = [&](const auto* data) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) x[i] = i < count ? static_cast<float>(data[place + i]) : 0;
-  };
-  if (rows.dtype == Dtype::f32) {
-    load(static_cast<const float*>(rows.data));
-  } else if (rows.dtype == Dtype::bf16) {
-    load(static_cast<const __nv_bfloat16*>(rows.data));
-  } else {
-    load(static_cast<const __half*>(rows.data));
-  }
+  load_numbers(rows, place, count, x);
   if (rows.map == Map::identity) return;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) x[i] = i < count ? apply(rows.map, x[i]) : 0;
