@@ -76,6 +76,14 @@ def gradients(function, tensors, seed=2):
     return [(t.grad, d.grad) for t, d in zip(tensors, doubles)]
 
 
+def test_decay_backward():
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 8e-3)):
+        q, k, v = inputs(dtype, D=128, grad=True)
+        g = (-torch.rand(2, 200, 4, device="cuda")).requires_grad_()
+        for got, want in gradients(lambda q, k, v, g: linnet.decay(q, k, v, g=g), (q, k, v, g)):
+            close(got, want, tolerance)
+
+
 def on_gpu(tensors):
     return {key: t.detach().cuda().requires_grad_(t.requires_grad) for key, t in tensors.items()}
 
