@@ -3,9 +3,9 @@
 # CUDA kernels. Parts: tests check torch sanitizer bench; all of them when none is named. Ends with a summary; exit 0 only when
 # everything passed. FOLDER/results.md then holds all of it as a page for docs/results (machine, commit, tables).
 #
-#   PEERS=1           measures the peers of `linnet bench --peers` too, as far as FOLDER/peers or PYTHONPATH has them; those that
-#                     compile and tune when first called are called once in the background before
-#   PEERS_UNTIL=S     from then on, and where a peer takes longer than a minute, without peers (330 s after the start)
+#   PEERS=1           measures the peers of `linnet bench --peers` too, as far as FOLDER/peers or PYTHONPATH has them; what those
+#                     compile when first called is compiled beside the checks (gpu_peers.py)
+#   PEERS_UNTIL=S     from then on, and where peers take longer than 100 s, without peers (480 s after the start)
 #   RANDOM_CASES=N    random cases in all (2000)
 #   BENCH_TIME=S      seconds of measurement for each case (0.1)
 cd "$(dirname "$0")/.." || exit 2
@@ -96,45 +96,48 @@ sanitizer() {  # the tools at once
 check() { indented "$linnet" check --device cuda "$@"; }
 vectors() { check tests/vectors | grep -vE ' ok$|skipped: |not compared: '; return "${PIPESTATUS[0]}"; }
 
-# What is measured: operators;case;case... Those with `triton` in front have peers that compile when first called.
+# What is measured: operators;case;case... The number in front: how many processes compile its peers beforehand.
 chunks='Hq=16 Hk=16 Hv=16 K=128 V=128 dtype=bf16 pass=fwd|fwd+bwd'
 one='T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 dtype=bf16'
 ssd='H=16 V=128 G=1 K=128 with=D,dt_bias dtype=bf16 pass=fwd|fwd+bwd'
 heads='H=12 K=64 V=64 dtype=f16 pass=fwd'
 speeds=(
-  "triton linear;B=16 T=2048 S=2048 $chunks;B=1 T=32768 S=32768 $chunks"
-  "triton decay;B=16 T=2048 with=g $chunks;B=1 T=32768 with=g $chunks"
-  "triton mamba_ssd;B=16 T=2048 $ssd;B=1 T=32768 $ssd"
-  "triton gla;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
-  "triton delta;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
-  "triton gated_delta;B=16 T=2048 other=g $chunks;B=1 T=32768 other=g $chunks;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
-  "linear_decode gla_decode delta_decode gated_delta_decode;B=16|64|256 $one"
-  "decay_decode;B=16|64|256 with=g $one"
-  "mamba_ssd_decode;B=16|64|256 T=1 H=32 V=128 G=1 K=128 with=D,z,dt_bias dtype=bf16"
-  "causal_conv;B=16 T=2048 E=2048 W=4 dtype=bf16|f32 pass=fwd|fwd+bwd"
-  "causal_conv_decode;B=16|256 T=1 E=6144 W=4 dtype=bf16"
-  "rms_norm_gated;B=16 T=2048 H=16 V=128 with=z,weight norm_before_gate=1 dtype=bf16 pass=fwd|fwd+bwd"
-  "l2_norm;B=16 T=2048 H=16 K=128 dtype=bf16 pass=fwd|fwd+bwd"
-  "triton monarch;B=256 T=256 S=256 $heads;B=1|16 T=4096 S=4096 $heads;B=1|4 T=16384 S=16384 $heads;B=16 T=4096 S=4096 H=12 K=64 V=64 dtype=f16 pass=fwd+bwd"
+  "3 linear;B=16 T=2048 S=2048 $chunks;B=1 T=32768 S=32768 $chunks"
+  "2 decay;B=16 T=2048 with=g $chunks;B=1 T=32768 with=g $chunks"
+  "1 mamba_ssd;B=16 T=2048 $ssd;B=1 T=32768 $ssd"
+  "3 gla;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
+  "2 delta;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
+  "2 gated_delta;B=16 T=2048 other=g $chunks;B=1 T=32768 other=g $chunks"
+  "4 gated_delta;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
+  "0 linear_decode gla_decode delta_decode gated_delta_decode;B=16|64|256 $one"
+  "0 decay_decode;B=16|64|256 with=g $one"
+  "0 mamba_ssd_decode;B=16|64|256 T=1 H=32 V=128 G=1 K=128 with=D,z,dt_bias dtype=bf16"
+  "1 causal_conv;B=16 T=2048 E=2048 W=4 dtype=bf16|f32 pass=fwd|fwd+bwd"
+  "0 causal_conv_decode;B=16|256 T=1 E=6144 W=4 dtype=bf16"
+  "1 rms_norm_gated;B=16 T=2048 H=16 V=128 with=z,weight norm_before_gate=1 dtype=bf16 pass=fwd|fwd+bwd"
+  "1 l2_norm;B=16 T=2048 H=16 K=128 dtype=bf16 pass=fwd|fwd+bwd"
+  "1 monarch;B=256 T=256 S=256 $heads;B=1|16 T=4096 S=4096 $heads;B=1|4 T=16384 S=16384 $heads;B=16 T=4096 S=4096 H=12 K=64 V=64 dtype=f16 pass=fwd+bwd"
 )
 measure() {  # limit, line of speeds, seconds of each case
   local words args=() each
-  IFS=';' read -ra words <<< "${2#triton }"
+  IFS=';' read -ra words <<< "${2#* }"
   for each in "${words[@]:1}"; do args+=(--case "$each"); done
   # shellcheck disable=SC2086
   timeout "$1" "$linnet" bench ${words[0]} --device cuda --time "$3" --markdown ${PEERS:+--peers} --python "$(command -v python3)" "${args[@]}"
 }
-warm_up() {
-  local line
+compile_peers() {
+  local line i
   for line in "${speeds[@]}"; do
-    [ "${line#triton }" = "$line" ] || measure 150 "$line" 0.001 > /dev/null 2>&1 &
+    for ((i = 0; i < ${line%% *}; ++i)); do
+      timeout 200 python3 tools/gpu_peers.py "$folder" "${line#* }" $i "${line%% *}" > /dev/null 2>> "$folder/peers.log" &
+    done
   done
   wait
 }
 bench() {
   local line code=0 shown=0
   for line in "${speeds[@]}"; do
-    if [ $SECONDS -gt "${PEERS_UNTIL:-330}" ] || ! measure 60 "$line" "${BENCH_TIME:-0.1}" > "$folder/bench.log" 2>&1; then
+    if [ $SECONDS -gt "${PEERS_UNTIL:-480}" ] || ! measure 100 "$line" "${BENCH_TIME:-0.1}" > "$folder/bench.log" 2>&1; then
       PEERS='' measure 60 "$line" "${BENCH_TIME:-0.1}" > "$folder/bench.log" 2>&1 || code=1
       [ -z "${PEERS:-}" ] || sed -E -i '/^\| +[0-9]/s/\| ([^|]*) \|$/| - | - | \1 |/' "$folder/bench.log"
     fi
@@ -150,8 +153,8 @@ bench() {
   return $code
 }
 if [ -n "${PEERS:-}" ] && [[ " $parts " == *" bench "* ]]; then
-  warm_up &
-  warming=$!
+  compile_peers &
+  compiling=$!
 fi
 for word in $parts; do
   case $word in
@@ -164,7 +167,7 @@ for word in $parts; do
     torch) part "Torch operators" indented python3 tests/gpu/test_gpu.py ;;
     sanitizer) part "compute-sanitizer" sanitizer ;;
     bench)
-      [ -z "${warming:-}" ] || wait "$warming"
+      [ -z "${compiling:-}" ] || wait "$compiling"
       part "Speed" bench
       ;;
     *) echo "gpu_run.sh: no part named $word"; exit 2 ;;
