@@ -1,6 +1,6 @@
 #!/bin/bash
 # gpu_run.sh [FOLDER] [PART ...]: on a machine with a GPU, checks and measures what gpu_build.sh made: every operator that has
-# CUDA kernels. Parts: tests check torch sanitizer bench; all of them when none is named. Ends with a summary; exit 0 only when
+# CUDA kernels. Parts: tests check torch sanitizer bench training; all of them when none is named. Ends with a summary; exit 0 only when
 # everything passed. FOLDER/results.md then holds all of it as a page for docs/results (machine, commit, tables).
 #
 #   PEERS=1           measures the peers of `linnet bench --peers` too, as far as FOLDER/peers or PYTHONPATH has them; what those
@@ -11,7 +11,7 @@
 cd "$(dirname "$0")/.." || exit 2
 folder=${1:-build-gpu}
 shift
-parts=${*:-tests check torch sanitizer bench}
+parts=${*:-tests check torch sanitizer bench training}
 linnet=$folder/linnet
 results=$folder/results.md
 export PYTHONPATH="$folder/python:$folder/peers${PYTHONPATH:+:$PYTHONPATH}"
@@ -170,6 +170,7 @@ for word in $parts; do
       [ -z "${compiling:-}" ] || wait "$compiling"
       part "Speed" bench
       ;;
+    training) part "First calls and memory of a training step" timeout 90 python3 tools/gpu_training.py ;;
     *) echo "gpu_run.sh: no part named $word"; exit 2 ;;
   esac
 done
