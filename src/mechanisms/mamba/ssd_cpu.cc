@@ -42,7 +42,7 @@ class SsdSource final : public ChunkSource<T> {
   void load(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c) const override {
     const Sequence seq = sequence_of(args_.cu_seqlens, args_.x.size[1], n);
     const int64_t t = seq.begin + at;
-    const int K = this->shape.K, width = this->shape.V;
+    const int K = this->shape.K;
     load_tile<T>(args_.B.at<const E>(seq.b, t, h / group_), args_.B.stride[1], rows, K, c.k, c.ldk);
     if (c.q != nullptr) load_tile<T>(args_.C.at<const E>(seq.b, t, h / group_), args_.C.stride[1], rows, K, c.q, c.ldk);
     load_steps(seq.b, t, h, rows, c.spare);
@@ -50,21 +50,22 @@ class SsdSource final : public ChunkSource<T> {
     for (int r = 0; r < rows; ++r) {
       const T delta = c.spare[r];
       c.g[r] = delta == 0 ? T(0) : delta * rate;
-      load_tile<T>(args_.x.at<const E>(seq.b, t + r, h), 0, 1, width, c.v + r * c.ldv, c.ldv, delta);
+      load_tile<T>(args_.x.at<const E>(seq.b, t + r, h, c.first), 0, 1, c.last - c.first, c.v + r * c.ldv + c.first, c.ldv,
+                   delta);
     }
   }
-  void ahead(int64_t n, int64_t h, int64_t at, int rows, Ahead* ahead_of) const override {
+  void ahead(int64_t n, int64_t h, int64_t at, int rows, int first, int last, Ahead* ahead_of) const override {
     const Sequence seq = sequence_of(args_.cu_seqlens, args_.x.size[1], n);
-    const auto add = [&](const View& view, int64_t head, int64_t width) {
+    const auto add = [&](const View& view, int64_t head, int64_t from, int64_t to) {
       constexpr int64_t size = sizeof(E);
       if (view.given()) {
-        ahead_of->add(view.at<const E>(seq.b, seq.begin + at, head), view.stride[1] * size, width * size, rows);
+        ahead_of->add(view.at<const E>(seq.b, seq.begin + at, head, from), view.stride[1] * size, (to - from) * size, rows);
       }
     };
-    add(out_.out, h, this->shape.V);
-    add(args_.C, h / group_, this->shape.K);
-    add(args_.x, h, this->shape.V);
-    add(args_.B, h / group_, this->shape.K);
+    add(out_.out, h, first, last);
+    add(args_.C, h / group_, 0, this->shape.K);
+    add(args_.x, h, first, last);
+    add(args_.B, h / group_, 0, this->shape.K);
   }
   void begin(int64_t n, int64_t h, const StateShape<T>& shape_of, T* state) const override {
     load_state(args_.initial_state, n, h, shape_of, state);
@@ -72,14 +73,13 @@ class SsdSource final : public ChunkSource<T> {
   void end(int64_t n, int64_t h, const StateShape<T>& shape_of, const T* state) const override {
     if (!writes_) store_state(out_.final_state, n, h, shape_of, state);
   }
-  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o, int first,
-             int last) const override {
+  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const override {
     const Sequence seq = sequence_of(args_.cu_seqlens, args_.x.size[1], n);
     const int width = this->shape.V;
     for (int r = 0; r < rows; ++r) {
       const int64_t t = seq.begin + at + r;
       const E* x = args_.x.at<const E>(seq.b, t, h);
-      for (int j = first; j < last; j += X::W) {
+      for (int j = c.first; j < c.last; j += X::W) {
         V y = X::load(o + r * c.ldv + j);
         if (args_.D.given()) y = fma(skip(h, j), X::load(x + j, width - j), y);
         if (writes_) {

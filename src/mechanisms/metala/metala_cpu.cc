@@ -34,10 +34,11 @@ class MetalaSource final : public ChunkSource<T> {
 
   void load(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c) const override {
     const Sequence seq = sequence(n);
-    const int K = this->shape.K, width = this->shape.V;
+    const int K = this->shape.K;
     if (c.q != nullptr)
       load_tile<T>(args_.q.template at<const E>(seq.b, seq.begin + at, h), args_.q.stride[1], rows, K, c.q, c.ldk);
-    load_tile<T>(args_.v.template at<const E>(seq.b, seq.begin + at, h), args_.v.stride[1], rows, width, c.v, c.ldv);
+    load_tile<T>(args_.v.template at<const E>(seq.b, seq.begin + at, h, c.first), args_.v.stride[1], rows, c.last - c.first,
+                 c.v + c.first, c.ldv);
     for (int r = 0; r < rows; ++r) {
       const int64_t t = seq.begin + at + r;
       for (int64_t j = 0; metala_masked(args_, seq.b, t) && j < c.ldv; j += X::W) X::store(c.v + r * c.ldv + j, X::zero());
@@ -55,14 +56,13 @@ class MetalaSource final : public ChunkSource<T> {
   void end(int64_t n, int64_t h, const StateShape<T>& shape_of, const T* state) const override {
     store_state(out_.final_state, n, h, shape_of, state);
   }
-  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o, int first,
-             int last) const override {
+  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const override {
     const Sequence seq = sequence(n);
     const int width = this->shape.V;
     for (int r = 0; r < rows; ++r) {
       const int64_t t = seq.begin + at + r;
       const V u = X::broadcast(strength(h, c, r));
-      for (int j = first; j < last; j += X::W) {
+      for (int j = c.first; j < c.last; j += X::W) {
         V y = X::load(o + r * c.ldv + j) * X::broadcast(scale_);
         if constexpr (kMixer) {
           const V x = u * value(seq.b, t, h, j);

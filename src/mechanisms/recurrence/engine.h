@@ -43,12 +43,13 @@ struct EngineShape {
 template <class T>
 struct ChunkTiles {
   int64_t ldk, ldv;
-  T *q, *k;   // [rows, ldk]; q may be null: not wanted
-  T* v;       // [rows, ldv]
-  T* g;       // scalar: [rows]; channel: [rows, ldk]; log decays
-  T* beta;    // [rows]
-  T* spare;   // the source's own, spare_elements(); kept between the calls of one chunk only
-  T* shared;  // backward: the source's own, shared_elements(), kept over the heads of a task while their chunks pass
+  T *q, *k;         // [rows, ldk]; q may be null: not wanted
+  T* v;             // [rows, ldv]
+  T* g;             // scalar: [rows]; channel: [rows, ldk]; log decays
+  T* beta;          // [rows]
+  T* spare;         // the source's own, spare_elements(); kept between the calls of one chunk only
+  T* shared;        // backward: the source's own, shared_elements(), kept over the heads of a task while their chunks pass
+  int first, last;  // columns of v that load() fills, and perhaps more; first is a multiple of the vector, last too or V
 };
 
 // Gradients of the rows that load() gave.
@@ -72,15 +73,13 @@ class ChunkSource {
   virtual int64_t spare_elements() const { return 0; }
   virtual int64_t shared_elements() const { return 0; }
   virtual void load(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c) const = 0;
-  // What load and store will touch next, so that it is fetched meanwhile.
-  virtual void ahead(int64_t, int64_t, int64_t, int, Ahead*) const {}
+  // What load and store of columns [first, last) will touch next, so that it is fetched meanwhile.
+  virtual void ahead(int64_t /*n*/, int64_t /*h*/, int64_t /*at*/, int /*rows*/, int /*first*/, int /*last*/, Ahead*) const {}
   // The state before the first token and after the last, in panels (StateShape).
   virtual void begin(int64_t n, int64_t h, const StateShape<T>& shape_of, T* state) const = 0;
   virtual void end(int64_t n, int64_t h, const StateShape<T>& shape_of, const T* state) const = 0;
-  // Columns [first, last) of o [rows, ldv] = S_t^T q_t, to be scaled and stored; first is a multiple of the vector, last too or
-  // V. Of the tiles of load() k, q and spare are left.
-  virtual void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o, int first,
-                     int last) const = 0;
+  // The tiles' columns of o [rows, ldv] = S_t^T q_t, to be scaled and stored. Of the tiles of load() k, q and spare are left.
+  virtual void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const = 0;
 
   // Backward. load_dout: the gradient of o [rows, ldv] (scale folded in), the tiles as load() left them. gradients: takes
   // them away; heads of a task come in ascending order for every chunk, chunks from the last to the first.

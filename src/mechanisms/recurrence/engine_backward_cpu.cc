@@ -77,7 +77,7 @@ void backward_task(const ChunkSource<T>& source, const BackwardPlan<T>& plan, in
   // The state walks over one chunk; res may be null.
   const auto advance = [&](int64_t h, int64_t at, T* state, T* res) {
     const int rows = rows_of(at);
-    source.load(n, h, at, rows, m.c.tiles(rows, false));
+    source.load(n, h, at, rows, m.c.tiles(rows, false, 0, s.V));
     chunk_prepare(s, rows, m.c, false);
     chunk_columns(s, rows, plan.state, state, m.c, 0, s.V, false, res);
   };
@@ -109,7 +109,7 @@ void backward_task(const ChunkSource<T>& source, const BackwardPlan<T>& plan, in
       const int rows = rows_of(at);
       for (int head = 0; head < s.share; ++head) {
         const int64_t slot = j * s.share + head;
-        const ChunkTiles<T> tiles = m.c.tiles(rows, true);
+        const ChunkTiles<T> tiles = m.c.tiles(rows, true, 0, s.V);
         T* dout = m.b.d2 + rows * m.c.ldv;
         source.load(n, h0 + head, at, rows, tiles);
         source.load_dout(n, h0 + head, at, rows, tiles, dout);

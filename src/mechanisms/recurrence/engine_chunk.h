@@ -79,8 +79,8 @@ struct ChunkScratch {
     c.solve = solve_at;
     return c;
   }
-  LINNET_INLINE ChunkTiles<T> tiles(int rows, bool queries) const {
-    return {ldk, ldv, queries ? kq + rows * ldk : nullptr, kq, v, g, beta, spare, shared};
+  LINNET_INLINE ChunkTiles<T> tiles(int rows, bool queries, int first, int last) const {
+    return {ldk, ldv, queries ? kq + rows * ldk : nullptr, kq, v, g, beta, spare, shared, first, last};
   }
   LINNET_INLINE T* o(int rows) const { return r + rows * ldv; }
 };

@@ -18,8 +18,8 @@ LINNET_INLINE StateShape<T> state_of(const EngineShape& s) {
   return {s.K, s.V, 0};
 }
 
-// Who computes the scores of a chunk, and when they can be read. A task never waits for one that may not have started: where a
-// place for the scores is still to be read by another, it computes them for itself.
+// Who computes the scores of a chunk, and when they can be read. A task that is kPlaces chunks ahead of another waits for it,
+// so that what it computes can be taken; but never for one that may not have started: then it computes for itself.
 class Turns {
  public:
   static constexpr int kPlaces = 32;  // so many chunks a task may be ahead: 0.4 ms, for a worker that had to be woken
@@ -28,13 +28,16 @@ class Turns {
 
   explicit Turns(int tasks) : tasks_(tasks) {
     for (Count& place : places_) place.value = -1;
-    for (int task = 0; task < tasks; ++task) passed_[task].value = 0;
+    for (int task = 0; task < tasks; ++task) passed_[task].value = -1;
   }
+  void start(int64_t task) { pass(task, -1); }
   Part arrive(int64_t chunk) {
     int64_t& place = places_[chunk % kPlaces].value;
     for (int64_t seen = __atomic_load_n(&place, __ATOMIC_ACQUIRE); seen < 2 * chunk;) {
       for (int task = 0; task < tasks_; ++task) {
-        if (__atomic_load_n(&passed_[task].value, __ATOMIC_ACQUIRE) <= chunk - kPlaces) return Part::alone;
+        const auto behind = [&] { return __atomic_load_n(&passed_[task].value, __ATOMIC_ACQUIRE) <= chunk - kPlaces; };
+        if (behind() && __atomic_load_n(&passed_[task].value, __ATOMIC_ACQUIRE) < 0) return Part::alone;
+        pause_while(behind);
       }
       if (__atomic_compare_exchange_n(&place, &seen, 2 * chunk, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return Part::compute;
@@ -43,18 +46,22 @@ class Turns {
   }
   void publish(int64_t chunk) { __atomic_store_n(&places_[chunk % kPlaces].value, 2 * chunk + 1, __ATOMIC_RELEASE); }
   void wait(int64_t chunk) {  // for a task that is computing
-    for (int spin = 0; __atomic_load_n(&places_[chunk % kPlaces].value, __ATOMIC_ACQUIRE) == 2 * chunk; ++spin) {
-      if (spin > 1000) sched_yield();
-    }
+    pause_while([&] { return __atomic_load_n(&places_[chunk % kPlaces].value, __ATOMIC_ACQUIRE) == 2 * chunk; });
   }
   void pass(int64_t task, int64_t chunk) { __atomic_store_n(&passed_[task].value, chunk + 1, __ATOMIC_RELEASE); }
 
  private:
+  template <class Busy>
+  LINNET_INLINE static void pause_while(const Busy& busy) {
+    for (int spin = 0; busy(); ++spin) {
+      if (spin > 1000) sched_yield();
+    }
+  }
   struct alignas(128) Count {
     int64_t value;
   };
   Count places_[kPlaces];  // 2 chunk: being computed; 2 chunk + 1: there
-  Count passed_[kTasks];   // chunks whose scores the task needs no more
+  Count passed_[kTasks];   // chunks whose scores the task needs no more; -1: it has not started
   int tasks_;
 };
 
@@ -115,14 +122,14 @@ void forward_task(const ChunkSource<T>& source, int64_t n, int64_t h0, int heads
   for (int64_t at = 0; at < tokens; at += s.chunk) {
     const int rows = rows_at(at, tokens, s.chunk);
     for (int head = 0; head < heads; ++head) {
-      const ChunkTiles<T> tiles = c.tiles(rows, s.reads);
+      const ChunkTiles<T> tiles = c.tiles(rows, s.reads, 0, s.V);
       source.load(n, h0 + head, at, rows, tiles);
       c.ahead->clear();
       const int64_t next = at + rows;
-      if (next < tokens) source.ahead(n, h0 + head, next, rows_at(next, tokens, s.chunk), c.ahead);
+      if (next < tokens) source.ahead(n, h0 + head, next, rows_at(next, tokens, s.chunk), 0, s.V, c.ahead);
       chunk_prepare(s, rows, c, s.reads);
       chunk_columns<T>(s, rows, shape, states + head * shape.elements(), c, 0, s.V, s.reads, nullptr);
-      if (s.reads) source.store(n, h0 + head, at, rows, tiles, c.o(rows), 0, s.V);
+      if (s.reads) source.store(n, h0 + head, at, rows, tiles, c.o(rows));
     }
   }
   for (int head = 0; head < heads; ++head) source.end(n, h0 + head, shape, states + head * shape.elements());
@@ -142,12 +149,14 @@ void forward_ladder(const ChunkSource<T>& source, const ForwardPlan& plan, const
       Arena own(scratch + worker * plan.worker_bytes);
       const ChunkScratch<T> mine = ChunkScratch<T>::cut(own, s, source.spare_elements());
       const int left = static_cast<int>(task) * plan.slice, right = left + plan.slice < s.V ? left + plan.slice : s.V;
+      turns.start(task);
       for (int64_t chunk = 0, at = 0; at < tokens; ++chunk, at += s.chunk) {
         const int rows = rows_at(at, tokens, s.chunk);
-        source.load(n, h, at, rows, mine.tiles(rows, s.reads));
+        const ChunkTiles<T> tiles = mine.tiles(rows, s.reads, left, right);
+        source.load(n, h, at, rows, tiles);
         mine.ahead->clear(Ahead::kManyLines);
         const int64_t next = at + rows;
-        if (next < tokens) source.ahead(n, h, next, rows_at(next, tokens, s.chunk), mine.ahead);
+        if (next < tokens) source.ahead(n, h, next, rows_at(next, tokens, s.chunk), left, right, mine.ahead);
         const Turns::Part part = turns.arrive(chunk);
         T* place = scores + chunk % Turns::kPlaces * kScores;
         const ChunkScratch<T> c = part == Turns::Part::alone ? mine : mine.with_scores(place, place + kChunk * kChunk);
@@ -157,7 +166,7 @@ void forward_ladder(const ChunkSource<T>& source, const ForwardPlan& plan, const
           if (part == Turns::Part::take) turns.wait(chunk);
         });
         turns.pass(task, chunk);
-        if (s.reads) source.store(n, h, at, rows, c.tiles(rows, true), c.o(rows), left, right);
+        if (s.reads) source.store(n, h, at, rows, tiles, c.o(rows));
       }
     });
     source.end(n, h, shape, state);

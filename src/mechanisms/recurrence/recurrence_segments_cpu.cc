@@ -75,9 +75,8 @@ class SegmentSource final : public ChunkSource<T> {
     put(states_, n, h, shape_of, state, 0, V);
     put(maps_, n, h, shape_of, state, V, shape_of.I);
   }
-  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o, int first,
-             int last) const override {
-    if (last > s_.V) last = static_cast<int>(s_.V);  // the maps' columns are not read
+  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const override {
+    const int first = c.first, last = c.last < s_.V ? c.last : static_cast<int>(s_.V);  // the maps' columns are not read
     if constexpr (sizeof(T) == sizeof(double) && sizeof(E) < sizeof(T)) {
       for (int r = 0; r < rows; ++r) {
         const int64_t row = n * out_.stride[0] + (at + r) * out_.stride[1] + h * out_.stride[2];

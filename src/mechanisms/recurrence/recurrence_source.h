@@ -104,14 +104,15 @@ class RecurrenceSource final : public ChunkSource<T> {
   void load(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c) const override {
     const RecurrenceSequence seq = recurrence_sequence(args_, n);
     const int64_t t = seq.begin + at;
-    const int K = static_cast<int>(s_.K), V = static_cast<int>(s_.V);
+    const int K = static_cast<int>(s_.K);
     load_tile<T>(args_.k.at<const E>(seq.b, t, s_.k_head(h)), args_.k.stride[1], rows, K, c.k, c.ldk);
     if (args_.l2_norm) normalize_rows(rows, c.ldk, c.k, c.spare);
     if (c.q != nullptr) {
       load_tile<T>(args_.q.at<const E>(seq.b, t, s_.q_head(h)), args_.q.stride[1], rows, K, c.q, c.ldk);
       if (args_.l2_norm) normalize_rows(rows, c.ldk, c.q, c.spare + kChunk);
     }
-    load_tile<T>(args_.v.at<const E>(seq.b, t, s_.v_head(h)), args_.v.stride[1], rows, V, c.v, c.ldv);
+    load_tile<T>(args_.v.at<const E>(seq.b, t, s_.v_head(h), c.first), args_.v.stride[1], rows, c.last - c.first, c.v + c.first,
+                 c.ldv);
     if (s_.per_channel) {
       load_gate_rows<T, E>(args_.g, element_address(args_.g, seq.b, t, h), args_.g.stride[1], rows, K, c.g, c.ldk);
     } else if (args_.g.given()) {
@@ -125,18 +126,18 @@ class RecurrenceSource final : public ChunkSource<T> {
       for (int r = 0; r < rows; ++r) c.beta[r] = factor * scalar_element<T>(args_.beta, seq.b, t + r, h);
     }
   }
-  void ahead(int64_t n, int64_t h, int64_t at, int rows, Ahead* ahead_of) const override {
+  void ahead(int64_t n, int64_t h, int64_t at, int rows, int first, int last, Ahead* ahead_of) const override {
     const RecurrenceSequence seq = recurrence_sequence(args_, n);
     const int64_t t = seq.begin + at;
-    const auto add = [&](const View& view, int64_t head, int64_t width) {
+    const auto add = [&](const View& view, int64_t head, int64_t from, int64_t to) {
       const int64_t size = dtype_size(view.dtype);
-      ahead_of->add(element_address(view, seq.b, t, head), view.stride[1] * size, width * size, rows);
+      ahead_of->add(element_address(view, seq.b, t, head) + from * size, view.stride[1] * size, (to - from) * size, rows);
     };
-    add(out_.out, h, s_.V);
-    add(args_.q, s_.q_head(h), s_.K);
-    if (s_.per_channel) add(args_.g, h, s_.K);
-    add(args_.v, s_.v_head(h), s_.V);
-    add(args_.k, s_.k_head(h), s_.K);
+    add(out_.out, h, first, last);
+    add(args_.q, s_.q_head(h), 0, s_.K);
+    if (s_.per_channel) add(args_.g, h, 0, s_.K);
+    add(args_.v, s_.v_head(h), first, last);
+    add(args_.k, s_.k_head(h), 0, s_.K);
   }
   void begin(int64_t n, int64_t h, const StateShape<T>& shape_of, T* state) const override {
     load_state(args_.initial_state, n, h, shape_of, state);
@@ -144,13 +145,12 @@ class RecurrenceSource final : public ChunkSource<T> {
   void end(int64_t n, int64_t h, const StateShape<T>& shape_of, const T* state) const override {
     store_state(out_.final_state, n, h, shape_of, state);
   }
-  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o, int first,
-             int last) const override {
+  void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const override {
     const RecurrenceSequence seq = recurrence_sequence(args_, n);
     T scale[kChunk];
     for (int r = 0; r < rows; ++r) scale[r] = static_cast<T>(s_.scale);
-    store_tile<T>(o + first, c.ldv, rows, last - first, out_.out.at<E>(seq.b, seq.begin + at, h, first), out_.out.stride[1],
-                  scale);
+    store_tile<T>(o + c.first, c.ldv, rows, c.last - c.first, out_.out.at<E>(seq.b, seq.begin + at, h, c.first),
+                  out_.out.stride[1], scale);
   }
 
   void load_dout(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, T* dout) const override {
