@@ -17,8 +17,10 @@ struct Place {
   int chunk;
 };
 __device__ inline Place place_of(const Engine& e, int64_t slot) {
-  const int64_t chunks = (e.T + C - 1) / C;
-  if (e.offsets == nullptr) return {slot / chunks, static_cast<int>(slot % chunks)};
+  if (e.offsets == nullptr) {  // slots are counted by a grid, in 32 bits
+    const auto at = static_cast<uint32_t>(slot), chunks = static_cast<uint32_t>((e.T + C - 1) / C);
+    return {at / chunks, static_cast<int>(at % chunks)};
+  }
   int64_t low = 0, high = e.N - 1;  // the last sequence that begins at this slot or before
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;

@@ -17,7 +17,7 @@ inline constexpr int kInversePanel = kTileChunk * 128, kInverseBytes = kInverseP
 inline constexpr int64_t kDeltaSegment = 4096;
 inline constexpr float kForgotten = -40;  // a state multiplied by less than exp of this is forgotten
 
-inline constexpr int kFoldRows = 8;  // of the states between segments, in one block
+inline constexpr int kFoldRows = 16;  // of the states between segments, in one block
 
 constexpr int64_t delta_slots(const Engine& e) {
   return e.offsets != nullptr ? e.T / kTileChunk + e.N + 1 : e.N * ((e.T + kTileChunk - 1) / kTileChunk);
@@ -69,7 +69,7 @@ constexpr int reverse_shared_bytes(int D) {
 }
 constexpr int gradients_shared_bytes(int D) {
   const int tile = D / 64 * kTileChunk * 128;
-  return 2048 + 8 * tile + 2 * D * D * 2 + 2 * 8192 + 4 * 64 * (2 * 6 + 16) + 512;
+  return 2048 + 8 * tile + 2 * D * D * 2 + 2 * 8192 + 4 * 64 * 2 * (6 + 8) + 512;
 }
 
 }  // namespace linnet::cuda

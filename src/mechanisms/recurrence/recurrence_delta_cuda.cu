@@ -20,7 +20,8 @@ template <int D, bool back>
 __device__ void fold(const Delta& delta, int segments) {
   constexpr int kApart = 256 / D, kRows = kFoldRows / kApart;  // the distance between the rows of a thread, and their number
   constexpr int kLoads = kFoldPiece * D / 1024, kPitch = back ? D + 1 : D;
-  __shared__ float a[kFoldPiece * kPitch], state[kFoldRows][D];
+  __shared__ float a[kFoldPiece * kPitch];
+  __shared__ alignas(16) float state[kFoldRows][D];
   const Engine& e = delta.e;
   const int h = blockIdx.x % e.H, thread = threadIdx.x, column = thread % D, first = thread / D;
   const int64_t n = blockIdx.x / e.H, heads = e.N * e.H;
@@ -71,11 +72,16 @@ __device__ void fold(const Delta& delta, int segments) {
           for (int j = 0; j < kLoads; ++j) ahead[j] = ask(piece + kFoldPiece, j);
         }
         __syncthreads();
-#pragma unroll 8
-        for (int j = 0; j < kFoldPiece; ++j) {
-          const float x = a[j * kPitch + column];
+#pragma unroll 2
+        for (int j = 0; j < kFoldPiece; j += 4) {
+          float x[4];
 #pragma unroll
-          for (int r = 0; r < kRows; ++r) next[r] = fmaf(state[first + r * kApart][piece + j], x, next[r]);
+          for (int k = 0; k < 4; ++k) x[k] = a[(j + k) * kPitch + column];
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            const float4 y = *reinterpret_cast<const float4*>(&state[first + r * kApart][piece + j]);
+            next[r] = fmaf(y.w, x[3], fmaf(y.z, x[2], fmaf(y.y, x[1], fmaf(y.x, x[0], next[r]))));
+          }
         }
       }
     }

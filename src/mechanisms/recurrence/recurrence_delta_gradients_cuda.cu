@@ -4,14 +4,17 @@
 //   dP = scale tril(dO N^T D)   dA = -tril(dY N^T D, -1)    (the decays D in them)
 //   dQ = scale read dO S_0^T + dP K
 //   dK = write N dS^T - read dY S_0^T + dP^T Q + (dA + dA^T) K
-//   dV = dY    dbeta_i = Z_i . res_i    dg: from the sums of dP * Q K^T + dA * K K^T over rows and columns, and dots of the
-//   others
+//   dV = dY    dbeta_i = Z_i . res_i
+//
+// dg: what reaches a row by its decays, less what leaves it, are dots of the row with parts of its gradients (store_dg), taken
+// while these are formed: Q_i . (dP K)_i is the sum of dP * Q K^T over row i, K_j . (dP^T Q)_j that over column j.
 //
 // Blocks stay, one a multiprocessor, and take every so many-th chunk; a chunk's tiles come while the one before is worked on:
 //
 //   producer     one thread: dO, res, Z of the next two chunks, Q and K, S_0 and dS of the next one, by the copy engine
-//   pair         two warpgroups: decays, dP, dg; dA, dbeta, dV
+//   pair         two warpgroups: decays, dP; dA, dbeta, dV
 //   accumulate   two warpgroups: dQ and dK, 64 key channels each (D = 64: one of them each)
+//   decays       one warp, beside the producer: dg
 //
 // Bytes per token and head, D = 128: 2304 read, 768 written: 0.38 ms at 16,2048,16,128 of an H200's copy bandwidth.
 #include "mechanisms/recurrence/recurrence_delta.cuh"
@@ -31,12 +34,13 @@ struct GradientsShared {
     Decays decays;
     float read[C], write[C], beta[C], total;
   } gates[2];
-  // Dots of rows with what reaches them through the state before (queries, keys) and after the chunk (written), by panel.
-  float queries[2][C], keys[2][C], written[2][C];
-  float pair_rows[2][C], pair_columns[2][4][C];
-  float carried[8];
+  // Dots of rows, by panel: Q . dQ; K with what the chunk writes into the state, with that, - read dY S_0^T and dA K, with dK.
+  struct alignas(16) {
+    float queries[2][C], written[2][C], partial[2][C], keys[2][C];
+    float carried[8];  // parts of <S_0, dS>
+  } dots[2];
   uint64_t rows_full[2], rows_empty[2], keys_full, keys_empty, states_full, states_empty, gates_full[2], pairs_full,
-      pairs_empty, dots_full, rows_read;
+      pairs_empty, dots_full[2], dots_empty[2], rows_read;
 };
 
 // The chunk that a block takes as its i-th; all roles of the block walk over the same ones.
@@ -50,9 +54,10 @@ __device__ __forceinline__ bool next_item(const Delta& delta, int64_t& at, Item&
   for (const int64_t end = delta_slots(e) * e.H; at < end;) {
     item.image = at;
     at += gridDim.x;
-    const Place place = place_of(e, item.image / e.H);
+    const auto image = static_cast<uint32_t>(item.image), H = static_cast<uint32_t>(e.H);
+    const Place place = place_of(e, image / H);
     if (place.chunk < 0) continue;
-    item.h = static_cast<int>(item.image % e.H);
+    item.h = static_cast<int>(image % H);
     item.w = walk_of(e, place.n, 0, false);
     item.chunk = place.chunk;
     item.rows = static_cast<int>(min(static_cast<int64_t>(C), item.w.length - static_cast<int64_t>(place.chunk) * C));
@@ -61,34 +66,41 @@ __device__ __forceinline__ bool next_item(const Delta& delta, int64_t& at, Item&
   return false;
 }
 
-// Rows of an accumulator [64, 64]: times `sign`, factor[row] and second[row]; then dots with the same rows of a panel.
-template <bool bf16, bool decays>
-__device__ __forceinline__ void scale_rows(float (&acc)[32], const char* panel, const float* factor, float sign,
-                                           const float* second, float* dots) {
-  const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+// Rows of an accumulator [64, 64]: times `sign`, factor[row] and second[row].
+template <bool decays>
+__device__ __forceinline__ void scale_rows(float (&acc)[32], const float* factor, float sign, const float* second) {
+  const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int r = row + 8 * half;
     float f = sign;
-    if constexpr (decays) f *= factor[r];
-    if (second != nullptr) f *= second[r];
+    if constexpr (decays) f *= factor[row + 8 * half];
+    if (second != nullptr) f *= second[row + 8 * half];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      acc[4 * j + 2 * half] *= f;
+      acc[4 * j + 2 * half + 1] *= f;
+    }
+  }
+}
+
+// The dots of its rows with those of a panel.
+template <bool bf16>
+__device__ __forceinline__ void dot_rows(const float (&acc)[32], const char* panel, float* dots) {
+  const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+  int lane = thread % 32;
+  asm volatile("" : "+r"(lane));                      // addresses are computed anew: kept, there would be no room for the sums
+  const char* at = panel + row * 128 + lane % 4 * 4;  // tile_byte, by hand: a row's pieces differ in bits 4 to 6
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
     float dot = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      float* x = acc + 4 * j + 2 * half;
-      x[0] *= f;
-      x[1] *= f;
-      if constexpr (decays) {
-        const float2 y =
-            ptx::unpack<bf16>(*reinterpret_cast<const uint32_t*>(panel + ptx::tile_byte(C, r, 8 * j + lane % 4 * 2)));
-        dot = fmaf(x[0], y.x, fmaf(x[1], y.y, dot));
-      }
+      const float2 y = ptx::unpack<bf16>(*reinterpret_cast<const uint32_t*>(at + 1024 * half + ((j ^ lane / 4) * 16)));
+      dot = fmaf(acc[4 * j + 2 * half], y.x, fmaf(acc[4 * j + 2 * half + 1], y.y, dot));
     }
-    if constexpr (decays) {
-      dot += __shfl_xor_sync(0xffffffff, dot, 1);
-      dot += __shfl_xor_sync(0xffffffff, dot, 2);
-      if (lane % 4 == 0) dots[r] = dot;
-    }
+    dot += __shfl_xor_sync(0xffffffff, dot, 1);
+    dot += __shfl_xor_sync(0xffffffff, dot, 2);
+    if (lane % 4 == 0) dots[row + 8 * half] = dot;
   }
 }
 
@@ -142,7 +154,7 @@ __device__ __forceinline__ void multiply(float (&d)[size], int depth, A a, B b, 
   for (int kk = 0; kk < depth / 16; ++kk) ptx::wgmma_shared<bf16, transposed_a, transposed_b>(d, a(kk), b(kk), add || kk > 0);
 }
 
-// dP (part 0) or dA as operand, the sums over its pairs, dbeta.
+// dP (part 0) or dA as operand, dbeta.
 template <bool bf16, int D, bool decays, int part>
 __device__ __forceinline__ void pair_up(const Delta& delta, const Item& item, int i, GradientsShared<D>& s) {
   const Engine& e = delta.e;
@@ -151,19 +163,14 @@ __device__ __forceinline__ void pair_up(const Delta& delta, const Item& item, in
   const auto rows_of_tile = [](const char* tile) {
     return [at = ptx::shared_address(tile)](int kk) { return ptx::descriptor_k_major(at, C, kk); };
   };
-  float d[32], p[32];
+  float d[32];
   ptx::barrier_wait(&s.rows_full[stage], (i / 2) & 1);
-  if constexpr (decays) ptx::barrier_wait(&s.keys_full, i & 1);
   ptx::wgmma_fence();
   multiply<bf16, false, false>(d, D, rows_of_tile(part == 0 ? s.dout[stage] : s.adjoints[stage]),
                                rows_of_tile(s.residuals[stage]), false);
-  if constexpr (decays) {
-    multiply<bf16, false, false>(p, D, rows_of_tile(part == 0 ? s.q : s.k), rows_of_tile(s.k), false);
-  }
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::hold(d);
-  if constexpr (decays) ptx::hold(p);
   if (part == 1 && delta.dbeta.data != nullptr) {
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
@@ -179,43 +186,21 @@ __device__ __forceinline__ void pair_up(const Delta& delta, const Item& item, in
   if (i > 0) ptx::barrier_wait(&s.pairs_empty, (i - 1) & 1);
   char* const to = part == 0 ? s.dp : s.da;
   const float factors[2] = {part == 0 ? e.scale : -gates.beta[row], part == 0 ? e.scale : -gates.beta[row + 8]};
-  float row_sums[2] = {}, column_sums[16] = {};
 #pragma unroll
   for (int j = 0; j < 32; j += 2) {
     const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
     const float2 beta = *reinterpret_cast<const float2*>(&gates.beta[c]);
-    const float factor = factors[j / 2 % 2], x[2] = {d[j] * (factor * beta.x), d[j + 1] * (factor * beta.y)};
-    *reinterpret_cast<uint32_t*>(to + ptx::tile_byte(C, r, c)) = ptx::pack<bf16>(x[0], x[1]);
-    if constexpr (decays) {
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const float pair = part == 1 || c + k < r ? x[k] * p[j + k] : 0;
-        row_sums[j / 2 % 2] += pair;
-        column_sums[j / 4 * 2 + k] += pair;
-      }
-    }
+    const float factor = factors[j / 2 % 2];
+    *reinterpret_cast<uint32_t*>(to + ptx::tile_byte(C, r, c)) =
+        ptx::pack<bf16>(d[j] * (factor * beta.x), d[j + 1] * (factor * beta.y));
   }
   ptx::fence_async_shared();
   ptx::barrier_arrive(&s.pairs_full);
-  ptx::barrier_arrive(&s.keys_empty);
-  if constexpr (decays) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      row_sums[half] += __shfl_xor_sync(0xffffffff, row_sums[half], 1);
-      row_sums[half] += __shfl_xor_sync(0xffffffff, row_sums[half], 2);
-      if (lane % 4 == 0) s.pair_rows[part][row + 8 * half] = row_sums[half];
-    }
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      for (int step = 4; step < 32; step *= 2) column_sums[j] += __shfl_xor_sync(0xffffffff, column_sums[j], step);
-      if (lane < 4) s.pair_columns[part][warp][j / 2 * 8 + lane * 2 + j % 2] = column_sums[j];
-    }
-  }
 }
 
 // The sum of S_0 * dS over all elements; both tiles have one layout. Each accumulating warp has its own part.
 template <bool bf16, int D>
-__device__ __forceinline__ void sum_states(GradientsShared<D>& s) {
+__device__ __forceinline__ void sum_states(const GradientsShared<D>& s, float (&carried)[8]) {
   const int thread = threadIdx.x;  // the accumulating groups are the first two
   float sum = 0;
 #pragma unroll 4
@@ -229,25 +214,24 @@ __device__ __forceinline__ void sum_states(GradientsShared<D>& s) {
     }
   }
   for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
-  if (thread % 32 == 0) s.carried[thread / 32] = sum;
+  if (thread % 32 == 0) carried[thread / 32] = sum;
 }
 
 // dg_t = sum over i >= t of what reaches row i less what leaves it, + total <S_0, dS> + sum over j < t of what row j leaves in
-// the state. One warp.
+// the state. By one warp.
 template <int D>
 __device__ __forceinline__ void store_dg(const Delta& delta, const Item& item, float2 g, float total,
-                                         const GradientsShared<D>& s) {
+                                         const decltype(GradientsShared<D>::dots[0])& dots) {
   const int lane = threadIdx.x % 32;
   const auto both = [](const float(&x)[2][C], int r) { return D == 128 ? x[0][r] + x[1][r] : x[0][r]; };
   float reached[2], left[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int r = lane + 32 * i;
-    float pairs = s.pair_rows[0][r] + s.pair_rows[1][r];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) pairs -= s.pair_columns[j / 4][j % 4][r];
-    reached[i] = pairs + both(s.queries, r) + both(s.keys, r);
-    left[i] = both(s.written, r);
+    left[i] = both(dots.written, r);
+    // Partial less written reaches the row, keys less partial leaves it.
+    const float partial = both(dots.partial, r);
+    reached[i] = both(dots.queries, r) + (partial - left[i]) - (both(dots.keys, r) - partial);
   }
   // Inclusive sums from behind, and from the front.
 #pragma unroll
@@ -261,7 +245,7 @@ __device__ __forceinline__ void store_dg(const Delta& delta, const Item& item, f
   }
   reached[0] += __shfl_sync(0xffffffff, reached[1], 0);
   const float low = __shfl_sync(0xffffffff, left[0], 31);
-  float carried = s.carried[lane % 8];
+  float carried = dots.carried[lane % 8];
   for (int step = 1; step < 8; step *= 2) carried += __shfl_xor_sync(0xffffffff, carried, step);
   carried *= total;
 #pragma unroll
@@ -337,14 +321,32 @@ __device__ void produce(const Delta& delta, GradientsShared<D>& s) {
   Item item, next;
   bool more = next_item(delta, at, item);
   if (more) load_rows(item, 0);
-  for (int i = 0; more; ++i, item = next) {
+  for (int i = 0; more; ++i, item = next) {  // in the order in which the places are left
+    load_rest(item, i);
     more = next_item(delta, at, next);
     if (more) load_rows(next, i + 1);
-    load_rest(item, i);
   }
 }
 
-// The decays of all groups; dP and dg.
+// dg of all chunks, by one warp.
+template <int D>
+__device__ void sum_decays(const Delta& delta, GradientsShared<D>& s) {
+  const Engine& e = delta.e;
+  int64_t at = blockIdx.x;
+  Item item;
+  for (int i = 0; next_item(delta, at, item); ++i) {
+    const int stage = i % 2;
+    const Numbers numbers = ask_numbers(e.g, item.w, item.h, item.chunk, threadIdx.x % 32);
+    ptx::barrier_wait(&s.dots_full[stage], (i / 2) & 1);
+    const float2 g = take_numbers(numbers, e.g.dtype), gates = take_gates(numbers, e.g.dtype);
+    float all = gates.x + gates.y;
+    for (int step = 1; step < 32; step *= 2) all += __shfl_xor_sync(0xffffffff, all, step);
+    if (delta.dg.data != nullptr) store_dg<D>(delta, item, g, expf(all), s.dots[stage]);
+    ptx::barrier_arrive(&s.dots_empty[stage]);
+  }
+}
+
+// The decays of all groups; dP.
 template <bool bf16, int D, bool decays>
 __device__ void pair_reads(const Delta& delta, GradientsShared<D>& s) {
   const Engine& e = delta.e;
@@ -361,25 +363,19 @@ __device__ void pair_reads(const Delta& delta, GradientsShared<D>& s) {
   for (int i = 0; more; ++i, item = next) {
     const int stage = i % 2;
     auto& gates = s.gates[stage];
-    float2 g = {};
-    float total = 1;
     if (warp == 1) {
       const float2 beta = take_numbers(numbers, e.beta.dtype);
       gates.beta[lane] = e.beta_factor * beta.x;
       gates.beta[lane + 32] = e.beta_factor * beta.y;
     }
     if (decays && warp == 0) {
-      g = take_numbers(numbers, e.g.dtype);
       const Sums G = sum_gates(take_gates(numbers, e.g.dtype), lane);
       gates.read[lane] = expf(G.low);
       gates.read[lane + 32] = expf(G.high);
       gates.write[lane] = expf(G.all - G.low);
       gates.write[lane + 32] = expf(G.all - G.high);
       store_decays(G, lane, gates.decays);
-      total = expf(G.all);
     }
-    more = next_item(delta, at, next);
-    if (more) numbers = ask(next);
     if (item.rows < C) {  // what lies behind the sequence counts as zero, NaN or not
       constexpr int kPieces = D / 8;
       ptx::barrier_wait(&s.rows_full[stage], (i / 2) & 1);
@@ -394,13 +390,10 @@ __device__ void pair_reads(const Delta& delta, GradientsShared<D>& s) {
     }
     ptx::group_sync<1, 128>();
     ptx::barrier_arrive(&s.gates_full[stage]);
+    more = next_item(delta, at, next);
+    if (more) numbers = ask(next);
     pair_up<bf16, D, decays, 0>(delta, item, i, s);
     ptx::barrier_arrive(&s.rows_empty[stage]);
-    if constexpr (decays) {
-      ptx::group_sync<1, 128>();  // the sums over pairs
-      ptx::barrier_wait(&s.dots_full, i & 1);
-      if (warp == 0 && delta.dg.data != nullptr) store_dg<D>(delta, item, g, total, s);
-    }
   }
 }
 
@@ -416,7 +409,6 @@ __device__ void pair_writes(const Delta& delta, GradientsShared<D>& s) {
     if (delta.dv.data != nullptr) store_dv<bf16, D>(delta, item, s.adjoints[stage], s.gates[stage].beta);
     pair_up<bf16, D, decays, 1>(delta, item, i, s);
     ptx::barrier_arrive(&s.rows_empty[stage]);
-    if constexpr (decays) ptx::barrier_arrive(&s.dots_full);
   }
 }
 
@@ -425,14 +417,19 @@ template <bool bf16, int D, bool decays, bool queries, bool keys>
 __device__ void accumulate(const Delta& delta, int panel, GradientsShared<D>& s) {
   const Engine& e = delta.e;
   const int group = threadIdx.x / 128;
-  const auto tokens_k = [](const char* tile) {  // rows are M or N
-    return [at = ptx::shared_address(tile)](int kk) { return ptx::descriptor_k_major(at, C, kk); };
+  const auto address = [](const char* tile) {  // descriptors are computed anew in every chunk: there is no room to keep them
+    uint32_t at = ptx::shared_address(tile);
+    asm volatile("" : "+r"(at));
+    return at;
   };
-  const auto tokens_mn = [](const char* tile) {  // rows are summed over
-    return [at = ptx::shared_address(tile)](int kk) { return ptx::descriptor_mn_major(at, C, kk); };
+  const auto tokens_k = [&](const char* tile) {  // rows are M or N
+    return [at = address(tile)](int kk) { return ptx::descriptor_k_major(at, C, kk); };
   };
-  const auto values_mn = [](const char* tile) {
-    return [at = ptx::shared_address(tile)](int kk) { return ptx::descriptor_mn_major(at, D, kk); };
+  const auto tokens_mn = [&](const char* tile) {  // rows are summed over
+    return [at = address(tile)](int kk) { return ptx::descriptor_mn_major(at, C, kk); };
+  };
+  const auto values_mn = [&](const char* tile) {
+    return [at = address(tile)](int kk) { return ptx::descriptor_mn_major(at, D, kk); };
   };
   const char *const q_panel = s.q + panel * kPanel, *const k_panel = s.k + panel * kPanel;
   const char *const state = s.state + panel * D * 128, *const dstate = s.dstate + panel * D * 128;
@@ -451,14 +448,19 @@ __device__ void accumulate(const Delta& delta, int panel, GradientsShared<D>& s)
       multiply<bf16, false, true>(written, D, tokens_k(s.residuals[stage]), values_mn(dstate), false);
       ptx::wgmma_commit();
     }
-    if constexpr (decays) sum_states<bf16, D>(s);
-    ptx::barrier_wait(&s.keys_full, i & 1);
+    auto& dots = s.dots[stage];
+    if constexpr (decays) {
+      if (i >= 2) ptx::barrier_wait(&s.dots_empty[stage], (i / 2 - 1) & 1);
+      sum_states<bf16, D>(s, dots.carried);
+      ptx::barrier_wait(&s.keys_full, i & 1);
+    }
     if constexpr (keys) {
       ptx::wgmma_wait<0>();
       ptx::hold(dk);
       ptx::hold(written);
-      scale_rows<bf16, decays>(dk, k_panel, gates.read, -1, gates.beta, s.keys[panel]);
-      scale_rows<bf16, decays>(written, k_panel, gates.write, 1, gates.beta, s.written[panel]);
+      scale_rows<decays>(dk, gates.read, -1, gates.beta);
+      scale_rows<decays>(written, gates.write, 1, gates.beta);
+      if constexpr (decays) dot_rows<bf16>(written, k_panel, dots.written[panel]);
 #pragma unroll
       for (int j = 0; j < 32; ++j) dk[j] += written[j];
     }
@@ -470,24 +472,47 @@ __device__ void accumulate(const Delta& delta, int panel, GradientsShared<D>& s)
       ptx::hold(dq);
     }
     ptx::barrier_arrive(&s.states_empty);
-    if constexpr (queries) scale_rows<bf16, decays>(dq, q_panel, gates.read, e.scale, nullptr, s.queries[panel]);
-    if constexpr (decays) ptx::barrier_arrive(&s.dots_full);
+    if constexpr (queries) scale_rows<decays>(dq, gates.read, e.scale, nullptr);
+    ptx::barrier_wait(&s.keys_full, i & 1);
     ptx::barrier_wait(&s.pairs_full, i & 1);
     if constexpr (queries) ptx::hold(dq);
     if constexpr (keys) ptx::hold(dk);
     ptx::wgmma_fence();
-    if constexpr (queries) multiply<bf16, false, true>(dq, C, tokens_k(s.dp), tokens_mn(k_panel), true);
     if constexpr (keys) {
-      multiply<bf16, true, true>(dk, C, tokens_mn(s.dp), tokens_mn(q_panel), true);
       multiply<bf16, false, true>(dk, C, tokens_k(s.da), tokens_mn(k_panel), true);
-      multiply<bf16, true, true>(dk, C, tokens_mn(s.da), tokens_mn(k_panel), true);
+      ptx::wgmma_commit();
     }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    if constexpr (queries) ptx::hold(dq);
-    if constexpr (keys) ptx::hold(dk);
-    ptx::barrier_arrive(&s.keys_empty);  // before the pairs, whose group then arrives there again
+    if constexpr (queries) {
+      multiply<bf16, false, true>(dq, C, tokens_k(s.dp), tokens_mn(k_panel), true);
+      ptx::wgmma_commit();
+    }
+    if constexpr (keys) {
+      if constexpr (decays) {
+        ptx::wgmma_wait<queries ? 1 : 0>();
+        ptx::hold(dk);
+        dot_rows<bf16>(dk, k_panel, dots.partial[panel]);
+        ptx::hold(dk);
+        ptx::wgmma_fence();
+      }
+      multiply<bf16, true, true>(dk, C, tokens_mn(s.dp), tokens_mn(q_panel), true);
+      multiply<bf16, true, true>(dk, C, tokens_mn(s.da), tokens_mn(k_panel), true);
+      ptx::wgmma_commit();
+    }
+    if constexpr (queries) {
+      ptx::wgmma_wait<keys ? 1 : 0>();
+      ptx::hold(dq);
+      if constexpr (decays) dot_rows<bf16>(dq, q_panel, dots.queries[panel]);
+    }
+    if constexpr (keys) {
+      ptx::wgmma_wait<0>();
+      ptx::hold(dk);
+    }
     ptx::barrier_arrive(&s.pairs_empty);
+    if constexpr (decays) {
+      if constexpr (keys) dot_rows<bf16>(dk, k_panel, dots.keys[panel]);
+      ptx::barrier_arrive(&s.dots_full[stage]);
+    }
+    ptx::barrier_arrive(&s.keys_empty);
     // Both groups are through with dO and res; the pairs too. No named barrier: at D = 64 the groups run different code.
     ptx::barrier_arrive(&s.rows_read);
     ptx::barrier_wait(&s.rows_read, i & 1);
@@ -512,22 +537,23 @@ __device__ void gradients(const Delta& delta) {
       ptx::barrier_init(&s.rows_full[i], 1);
       ptx::barrier_init(&s.rows_empty[i], 512);
       ptx::barrier_init(&s.gates_full[i], 128);
+      ptx::barrier_init(&s.dots_full[i], 256);
+      ptx::barrier_init(&s.dots_empty[i], 32);
     }
     ptx::barrier_init(&s.keys_full, 1);
-    ptx::barrier_init(&s.keys_empty, 512);
+    ptx::barrier_init(&s.keys_empty, 256);
     ptx::barrier_init(&s.states_full, 1);
     ptx::barrier_init(&s.states_empty, 256);
     ptx::barrier_init(&s.pairs_full, 256);
     ptx::barrier_init(&s.pairs_empty, 256);
-    ptx::barrier_init(&s.dots_full, 384);
     ptx::barrier_init(&s.rows_read, 256);
     ptx::barrier_init_fence();
   }
   __syncthreads();
-  // Registers: 65536 of the multiprocessor over 640 threads, 96 each, in multiples of 8. Without decays pairs have one sum.
+  // Registers: 65536 of the multiprocessor over 640 threads, 96 each, in multiples of 8.
   const int role = threadIdx.x / 128;
   if (role < 2) {
-    ptx::more_registers<decays ? 112 : 128>();
+    ptx::more_registers<128>();
     if constexpr (D == 128) {
       accumulate<bf16, D, decays, true, true>(delta, role, s);
     } else if (role == 0) {
@@ -536,14 +562,13 @@ __device__ void gradients(const Delta& delta) {
       accumulate<bf16, D, decays, false, true>(delta, 0, s);
     }
   } else if (role == 2) {
-    if constexpr (decays) ptx::more_registers<112>();
     pair_reads<bf16, D, decays>(delta, s);
   } else if (role == 3) {
-    if constexpr (decays) ptx::more_registers<112>();
     pair_writes<bf16, D, decays>(delta, s);
   } else {
     ptx::fewer_registers<32>();
     if (threadIdx.x % 128 == 0) produce<D>(delta, s);
+    if (decays && threadIdx.x % 128 / 32 == 1) sum_decays<D>(delta, s);
   }
 }
 

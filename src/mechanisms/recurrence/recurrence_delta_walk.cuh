@@ -280,7 +280,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     const uint32_t t = ptx::shared_address(s.t[i % 2]), p = ptx::shared_address(s.p[slot]);
 
     if (records) store_state<D>(delta.states + (slot_of(e, n, w, chunk) * e.H + h) * D * D * 2, A, group, s.q[group]);
-    if (decays || !reads) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);  // the gates
+    if (decays || records) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);  // the gates
     // Y = V^T - U, in tf32.
     uint32_t Y[32];
 #pragma unroll
