@@ -35,6 +35,11 @@ __device__ __forceinline__ float quad_sum(float x) {
 template <int D, bool bf16>
 struct Head {
   static constexpr int kPieces = D / 8, kRow = 2 * D, kTensor = kSide * kSide * kRow, kRowsAtOnce = 32 / kPieces;
+  // Weights as left operands; what bf16 leaves of them is a second one. Rows under almost equal weights cancel each other, the
+  // roundings of the weights do not: 8 bits alone leave an error of up to 6e-3 there, where the gate is 4e-3.
+  static constexpr int kParts = bf16 ? 2 : 1;
+  using Weights = uint32_t[kParts][4];
+
   const MonarchProblem& g;
   uint32_t q, k, v;  // shared addresses
   float* lse_r;      // [slot][16]: normalisers of R
@@ -103,14 +108,17 @@ struct Head {
   }
   // `to` rows = p `from` rows times the row's factor; both are the places of row lane % 16, piece lane / 16. They may be the
   // same.
-  __device__ __forceinline__ static void average(const uint32_t (&p)[4], const float (&by)[2], uint32_t from, uint32_t to) {
+  __device__ __forceinline__ static void average(const Weights& p, const float (&by)[2], uint32_t from, uint32_t to) {
 #pragma unroll
     for (int t = 0; t < D / 8; t += 2) {
       uint32_t y[4];
       float o[2][4] = {};
       load_matrices_transposed(y, from ^ (t * 16));
-      mma<bf16>(o[0], p, y[0], y[1]);
-      mma<bf16>(o[1], p, y[2], y[3]);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        mma<bf16>(o[0], p[part], y[0], y[1]);
+        mma<bf16>(o[1], p[part], y[2], y[3]);
+      }
       __syncwarp();
       store_matrices(to ^ (t * 16), pack<bf16>(o[0][0] * by[0], o[0][1] * by[0]), pack<bf16>(o[0][2] * by[1], o[0][3] * by[1]),
                      pack<bf16>(o[1][0] * by[0], o[1][1] * by[0]), pack<bf16>(o[1][2] * by[1], o[1][3] * by[1]));
@@ -118,7 +126,7 @@ struct Head {
     __syncwarp();
   }
   // p by = softmax of the rows of s, the largest p of a row 1, so that the heaviest weight is not rounded; lse in base 2
-  __device__ __forceinline__ static void softmax(float (&s)[2][4], uint32_t (&p)[4], float (&by)[2], float (&lse)[2]) {
+  __device__ __forceinline__ static void softmax(float (&s)[2][4], Weights& p, float (&by)[2], float (&lse)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float* const x[2] = {s[0] + 2 * half, s[1] + 2 * half};
@@ -130,7 +138,15 @@ struct Head {
       by[half] = total == 0 ? 0 : __fdividef(1, total);
       lse[half] = m + __log2f(total);
     }
-    to_left(s, p);
+    to_left(s, p[0]);
+    if constexpr (kParts == 2) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 whole = unpack<bf16>(p[0][i]);
+        const float* const x = s[i / 2] + i % 2 * 2;
+        p[1][i] = pack<bf16>(x[0] - whole.x, x[1] - whole.y);
+      }
+    }
   }
   // Scores, rounded, as a left operand.
   __device__ __forceinline__ static void to_left(const float (&s)[2][4], uint32_t (&p)[4]) {
@@ -165,7 +181,7 @@ struct Head {
   __device__ __forceinline__ void block_program(int block, uint32_t keys, uint32_t a, uint32_t y) const {
     const uint32_t rows = place(block, lane % 16, lane / 16);
     float s[2][4], by[2], lse[2];
-    uint32_t r[4];
+    Weights r;
     logits(s, q + rows, k + place(block, lane % 8 + lane / 16 * 8, lane / 8 % 2));
     mask_scores(s, keys);
     softmax(s, r, by, lse);
@@ -180,7 +196,7 @@ struct Head {
   __device__ __forceinline__ void slot_program(int slot) const {
     const uint32_t rows = place(lane % 16, slot, lane / 16);
     float s[2][4], by[2], lse[2];
-    uint32_t p[4];
+    Weights p;
     logits(s, q + rows, k + place(lane % 8 + lane / 16 * 8, slot, lane / 8 % 2));
     finish_slot_scores(s, slot);
     softmax(s, p, by, lse);
@@ -277,9 +293,10 @@ struct HeadGradients : Head<64, bf16> {
                    right = Base::place(lane % 8 + lane / 16 * 8, slot, lane / 8 % 2);
     float s[2][4], d[2][4], by[2], lse[2], delta[2] = {};
     uint32_t p[4], weights[4], moved[4];
+    typename Base::Weights unscaled;
     Base::logits(s, q + rows, a + right);
     this->finish_slot_scores(s, slot);
-    Base::softmax(s, p, by, lse);
+    Base::softmax(s, unscaled, by, lse);
     Base::logits(d, dout + rows, y + right);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
