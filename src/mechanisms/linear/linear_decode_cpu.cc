@@ -45,7 +45,7 @@ T shifted_query(const E* q, int K, T* f) {
 
 template <class T, class E>
 void decode_head(const LinearDecodeArgs& args, const LinearDecodeOut& out, const LinearShape& s, const Map<T>& map, int64_t b,
-                 int64_t h, const DecodeScratch<T>& r) {
+                 int64_t h, bool more, const DecodeScratch<T>& r) {
   using X = Vec<T>;
   const int F = static_cast<int>(s.F), width = static_cast<int>(s.V);
   T* state = args.state.at<T>(b, h);
@@ -74,6 +74,12 @@ void decode_head(const LinearDecodeArgs& args, const LinearDecodeOut& out, const
         const T den = scale * sum(dot) + (eps == 0 ? T(0) : eps * exp(X::broadcast(-unit))[0]);
         factor = den == 0 ? T(0) : scale / den;
       }
+    }
+    if (more && t + 1 == s.T) {
+      const int64_t next_b = h + 1 < s.H ? b : b + 1, next_h = h + 1 < s.H ? h + 1 : 0;
+      fetch_elements(args.q.at<const E>(next_b, 0, s.q_head(next_h)), static_cast<int>(s.K));
+      fetch_elements(args.k.at<const E>(next_b, 0, s.k_head(next_h)), static_cast<int>(s.K));
+      fetch_elements(args.v.at<const E>(next_b, 0, s.v_head(next_h)), width);
     }
     if (rest != nullptr) {
       decode_step<true>(F, width, state, args.state.stride[2], rest, args.compensation.stride[2], r.k, r.q, r.v, r.o);
@@ -108,7 +114,7 @@ struct DecodePass {
       weights = arena.take<T>(s.Hq * weight_elements<T>(s));
       load_weights_of<T, E>(args, s, weights);
     }
-    parallel_near(launch, s.B * s.H, [&](int64_t task, int worker) {
+    parallel_near(launch, s.B * s.H, [&](int64_t task, int worker, bool more) {
       Arena own(workers + worker * bytes);
       const int64_t b = task / s.H, h = task % s.H;
       Map<T> map = map_of<T>(args, s);
@@ -116,7 +122,7 @@ struct DecodePass {
         map.w = weights + s.q_head(h) * weight_elements<T>(s);
         map.wt = map.w + s.F * round_up<T>(s.K);
       }
-      decode_head<T, E>(args, out, s, map, b, h, DecodeScratch<T>::cut(own, s, map));
+      decode_head<T, E>(args, out, s, map, b, h, more, DecodeScratch<T>::cut(own, s, map));
     });
   }
 };

@@ -18,6 +18,20 @@ inline constexpr int kDecodeVectors = 8;
 inline constexpr int kDecodeVectors = 4;  // o and v in 8 of 16 registers
 #endif
 
+// N vectors of memory are wanted in L2 soon.
+template <int N, class T>
+LINNET_INLINE void fetch_row(const T* row) {
+#pragma GCC unroll 8
+  for (int j = 0; j < N * Vec<T>::W; j += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(row + j, 1, 2);
+}
+
+// `count` elements are wanted by the next head: with states of a megabyte and more its rows lie in L3, and a head would begin
+// with waiting for them, 0.1 us.
+template <class E>
+LINNET_INLINE void fetch_elements(const E* row, int count) {
+  for (int i = 0; i < count; i += 64 / static_cast<int>(sizeof(E))) __builtin_prefetch(row + i, 0, 2);
+}
+
 // One vector of a row: s += k v in place; returns s. kCompensated: `rest` holds what rounding took from the state, one more
 // number per element; the product's own rounding error goes there too (two-product, two-sum).
 template <bool kCut, bool kCompensated, class T, class V>
@@ -52,9 +66,9 @@ LINNET_INLINE V decode_vector(T* state, T* rest, V k, V v, int lanes) {
 }
 
 // The whole state is N vectors wide; kCut: of the last one only `lanes` columns exist.
-template <int N, bool kCut, bool kCompensated, class T>
+template <int N, bool kCut, bool kCompensated, bool kFetch, class T>
 void decode_narrow(int I, int lanes, T* state, int64_t pitch, T* rest, int64_t rest_pitch, const T* k, const T* q, const T* v,
-                   T* o) {
+                   T* o, int64_t ahead) {
   using X = Vec<T>;
   using V = typename X::V;
   V vs[N], os[N] = {};
@@ -62,6 +76,7 @@ void decode_narrow(int I, int lanes, T* state, int64_t pitch, T* rest, int64_t r
   for (int j = 0; j < N; ++j) vs[j] = X::load(v + j * X::W);
   for (int i = 0; i < I; ++i, state += pitch, rest += kCompensated ? rest_pitch : 0) {
     const V ki = X::broadcast(k[i]), qi = X::broadcast(q[i]);
+    if constexpr (kFetch) fetch_row<N>(state + ahead);
 #pragma GCC unroll 8
     for (int j = 0; j < N - (kCut ? 1 : 0); ++j) {
       os[j] = fma(qi, decode_vector<false, kCompensated>(state + j * X::W, rest + j * X::W, ki, vs[j], X::W), os[j]);
@@ -94,23 +109,35 @@ void decode_wide(int I, int J, T* state, int64_t pitch, T* rest, int64_t rest_pi
   }
 }
 
-template <int N, bool kCompensated, class T>
+template <int N, bool kCompensated, bool kFetch, class T>
 void decode_by_width(int I, int J, T* state, int64_t pitch, T* rest, int64_t rest_pitch, const T* k, const T* q, const T* v,
-                     T* o) {
+                     T* o, int64_t ahead) {
   constexpr int W = Vec<T>::W;
-  if (J == N * W) return decode_narrow<N, false, kCompensated>(I, W, state, pitch, rest, rest_pitch, k, q, v, o);
-  if (J > (N - 1) * W) {
-    return decode_narrow<N, true, kCompensated>(I, J - (N - 1) * W, state, pitch, rest, rest_pitch, k, q, v, o);
+  if (J == N * W) {
+    return decode_narrow<N, false, kCompensated, kFetch>(I, W, state, pitch, rest, rest_pitch, k, q, v, o, ahead);
   }
-  if constexpr (N > 1) return decode_by_width<N - 1, kCompensated>(I, J, state, pitch, rest, rest_pitch, k, q, v, o);
+  if (J > (N - 1) * W) {
+    return decode_narrow<N, true, kCompensated, kFetch>(I, J - (N - 1) * W, state, pitch, rest, rest_pitch, k, q, v, o, ahead);
+  }
+  if constexpr (N > 1) {
+    return decode_by_width<N - 1, kCompensated, kFetch>(I, J, state, pitch, rest, rest_pitch, k, q, v, o, ahead);
+  }
 }
 
 // v and o: scratch of J elements, padded to whole vectors. kCompensated: rest, rows rest_pitch apart; otherwise it is not read.
+// ahead, if not 0: elements from this state to the next one, which is fetched into L2; for a state that was just read, whose
+// own rows come from there. A plain stream needs no such help.
 template <bool kCompensated, class T>
-void decode_step(int I, int J, T* state, int64_t pitch, T* rest, int64_t rest_pitch, const T* k, const T* q, const T* v, T* o) {
+void decode_step(int I, int J, T* state, int64_t pitch, T* rest, int64_t rest_pitch, const T* k, const T* q, const T* v, T* o,
+                 int64_t ahead = 0) {
   if (!kCompensated) rest = state;  // any valid address
   if (J > kDecodeVectors * Vec<T>::W) return decode_wide<kCompensated>(I, J, state, pitch, rest, rest_pitch, k, q, v, o);
-  decode_by_width<kDecodeVectors, kCompensated>(I, J, state, pitch, rest, rest_pitch, k, q, v, o);
+  if constexpr (!kCompensated) {
+    if (ahead != 0) {
+      return decode_by_width<kDecodeVectors, false, true>(I, J, state, pitch, rest, rest_pitch, k, q, v, o, ahead);
+    }
+  }
+  decode_by_width<kDecodeVectors, kCompensated, false>(I, J, state, pitch, rest, rest_pitch, k, q, v, o, 0);
 }
 
 }  // namespace linnet::LINNET_ISA

@@ -28,9 +28,19 @@ struct DecodeRows {
   }
 };
 
+// The first token of a head that comes next.
+template <class E>
+LINNET_INLINE void fetch_inputs(const RecurrenceDecodeArgs& args, const RecurrenceShape& s, int64_t b, int64_t h) {
+  const int K = static_cast<int>(s.K), V = static_cast<int>(s.V);
+  fetch_elements(args.q.at<const E>(b, 0, s.q_head(h)), K);
+  fetch_elements(args.k.at<const E>(b, 0, s.k_head(h)), K);
+  fetch_elements(args.v.at<const E>(b, 0, s.v_head(h)), V);
+  if (s.per_channel) fetch_elements(element_address(args.g, b, 0, h), K * static_cast<int>(dtype_size(args.g.dtype)));
+}
+
 template <class T, class E>
 void decode_head(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& out, const RecurrenceShape& s, int64_t b,
-                 int64_t h, const DecodeRows<T>& r) {
+                 int64_t h, bool more, const DecodeRows<T>& r) {
   using X = Vec<T>;
   const int K = static_cast<int>(s.K), V = static_cast<int>(s.V);
   const int64_t ldk = round_up<T>(K), ldv = round_up<T>(V);
@@ -38,6 +48,8 @@ void decode_head(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& ou
   const int64_t pitch = args.state.stride[2];
   const T scale = static_cast<T>(s.scale);
   const bool gated = args.g.given() || args.g_head.given();
+  // With beta, from this state to that of the next task: h + 1, or head 0 of batch row b + 1.
+  const int64_t next = h + 1 < s.H ? args.state.stride[1] : args.state.stride[0] - (s.H - 1) * args.state.stride[1];
   for (int64_t t = 0; t < s.T; ++t) {
     load_tile<T>(args.q.at<const E>(b, t, s.q_head(h)), 0, 1, K, r.q, ldk);
     load_tile<T>(args.k.at<const E>(b, t, s.k_head(h)), 0, 1, K, r.k, ldk);
@@ -72,10 +84,13 @@ void decode_head(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& ou
         X::store(r.v + j, X::broadcast(beta) * (X::load(r.v + j) - X::load(r.y + j)));
       }
     }
+    const bool last = more && t + 1 == s.T;
+    if (last) fetch_inputs<E>(args, s, h + 1 < s.H ? b : b + 1, h + 1 < s.H ? h + 1 : 0);
+    const int64_t ahead = args.beta.given() && last ? next : 0;
     if (gated) {
-      decode_gated_step<T>(K, V, state, pitch, r.factor, r.keep, r.k, r.q, r.v, r.o);
+      decode_gated_step<T>(K, V, state, pitch, r.factor, r.keep, r.k, r.q, r.v, r.o, ahead);
     } else {
-      decode_step<false>(K, V, state, pitch, state, 0, r.k, r.q, r.v, r.o);
+      decode_step<false>(K, V, state, pitch, state, 0, r.k, r.q, r.v, r.o, ahead);
     }
     store_tile<T>(r.o, ldv, 1, V, out.out.at<E>(b, t, h), 0, &scale);
   }
@@ -94,9 +109,9 @@ void recurrence_decode_forward(const RecurrenceDecodeArgs& args, const Recurrenc
   by_dtype(args.q.dtype, [&]<class T, class E>() {
     const RecurrenceShape s = recurrence_shape(args);
     const int64_t bytes = worker_bytes<T>(s);
-    parallel_near(launch, s.B * s.H, [&](int64_t task, int worker) {
+    parallel_near(launch, s.B * s.H, [&](int64_t task, int worker, bool more) {
       Arena arena(launch.workspace + worker * bytes);
-      decode_head<T, E>(args, out, s, task / s.H, task % s.H, DecodeRows<T>::cut(arena, s));
+      decode_head<T, E>(args, out, s, task / s.H, task % s.H, more, DecodeRows<T>::cut(arena, s));
     });
   });
 }
