@@ -58,7 +58,7 @@ Job<T, Source> job_of(bool wanted, Source prototype, int64_t own, int workers) {
 template <class T>
 struct Need {
   int64_t states = 0;  // elements of the states of one unit
-  int64_t window = 0;  // bytes of the ladder's window
+  int64_t window = 0;  // elements of the ladder's window
   int I = 0, J = 0;
   int64_t spare = 0;
 };
@@ -70,10 +70,10 @@ Need<T> need_of(const Job<T, Source>& job, bool ladder, int workers) {
   source.count = job.groups.heads;
   const StateShape<T> shape = source.state();
   Need<T> need{job.groups.heads * shape.elements(), 0, shape.I, shape.J, source.spare_elements()};
-  if (ladder && source.causal()) {
-    need.window = kColumnSlots * job.groups.heads * kept_bytes(shape);
+  if (ladder && has_columns<T>(source)) {
+    need.window = columns_window<T>(source, workers);
   } else if (ladder) {
-    need.window = ladder_window(shape, job.groups.heads, workers) * need.states * int64_t{sizeof(T)};
+    need.window = ladder_window(shape, job.groups.heads, workers) * need.states;
   }
   return need;
 }
@@ -86,7 +86,7 @@ struct Plan {
   int64_t worker_bytes = 0;
   char* workers = nullptr;
   T* states = nullptr;  // ladder
-  char* window = nullptr;
+  T* window = nullptr;
   T* weights = nullptr;
   T* dw = nullptr;
 };
@@ -117,7 +117,7 @@ Plan<T> plan_of(Arena& arena, const LinearArgs& args, const LinearShape& s, bool
   plan.workers = arena.take<char>(workers * plan.worker_bytes);
   if (plan.ladder) {
     plan.states = arena.take<T>(states);
-    plan.window = arena.take<char>(window);
+    plan.window = arena.take<T>(window);
   }
   if (args.map == FeatureMap::t2r) plan.weights = arena.take<T>(s.Hq * weight_elements<T>(s));
   if (wants_dw) plan.dw = arena.take<T>(2 * s.N * s.Hq * s.F * round_up<T>(s.K));
@@ -146,10 +146,10 @@ void run_ladder(const Plan<T>& plan, const Job<T, Source>& job, const Launch& la
   for (int64_t i = 0; i < job.units(); ++i) {
     const Source source = job.unit(i);
     const auto chunk_of = [&](int worker) { return worker_chunk<T>(plan, worker, source, nullptr); };
-    if (source.causal()) {
+    if (has_columns<T>(source)) {
       walk_columns<T>(source, plan.states, plan.window, launch, chunk_of);
     } else {
-      walk_ladder<T>(source, plan.states, reinterpret_cast<T*>(plan.window), launch, chunk_of);
+      walk_ladder<T>(source, plan.states, plan.window, launch, chunk_of);
     }
   }
 }

@@ -135,9 +135,11 @@ struct LinearUnit {
   LINNET_INLINE Rows<E> q(int head) const { return along(args->q, seq.q0, seq.q1, s.q_head(head0 + head)); }
   LINNET_INLINE Rows<E> k(int head) const { return along(args->k, seq.k0, seq.k1, s.k_head(head0 + head)); }
   LINNET_INLINE Rows<E> v(int head) const { return along(args->v, seq.k0, seq.k1, s.v_head(head0 + head)); }
-  LINNET_INLINE void add_ahead(const Rows<E>& from, int64_t at, int64_t width, int rows, Ahead* ahead_of) const {
-    if (rows > 0)
-      ahead_of->add(from.at(at), from.stride * static_cast<int64_t>(sizeof(E)), width * static_cast<int64_t>(sizeof(E)), rows);
+  // columns [first, last) of `width`
+  LINNET_INLINE void add_ahead(const Rows<E>& from, int64_t at, int64_t width, int rows, Ahead* ahead_of, int first = 0,
+                               int last = kUnbounded) const {
+    constexpr int64_t size = sizeof(E);
+    if (rows > 0) ahead_of->add(from.at(at) + first, from.stride * size, ((last < width ? last : width) - first) * size, rows);
   }
   LINNET_INLINE T* den(int head, int64_t position) const {
     return out->den.template at<T>(seq.b, reversed ? seq.q1 - 1 - position : seq.q0 + position, head0 + head);
@@ -207,12 +209,15 @@ struct LinearUnit {
 
   // What the walk that makes the gradient of one input reads and writes. An input meets its own gradient only in the map.
   enum class Input { q, k, v };
-  LINNET_INLINE void gradient_ahead(Input of, int head, int64_t at, int rows, Ahead* ahead_of) const {
+  LINNET_INLINE void gradient_ahead(Input of, int head, int64_t at, int rows, Ahead* ahead_of, int first, int last) const {
     const bool mapped = args->map != FeatureMap::identity;
     const int64_t h = head0 + head;
-    if (of == Input::q && grads->dq.given()) add_ahead(along(grads->dq, seq.q0, seq.q1, s.q_head(h)), at, s.K, rows, ahead_of);
-    if (of == Input::k && grads->dk.given()) add_ahead(along(grads->dk, seq.k0, seq.k1, s.k_head(h)), at, s.K, rows, ahead_of);
-    if (of == Input::v && grads->dv.given()) add_ahead(along(grads->dv, seq.k0, seq.k1, s.v_head(h)), at, s.V, rows, ahead_of);
+    const auto result = [&](const View& view, int64_t begin, int64_t end, int64_t own, int64_t width) {
+      if (view.given()) add_ahead(along(view, begin, end, own), at, width, rows, ahead_of, first, last);
+    };
+    if (of == Input::q) result(grads->dq, seq.q0, seq.q1, s.q_head(h), s.K);
+    if (of == Input::k) result(grads->dk, seq.k0, seq.k1, s.k_head(h), s.K);
+    if (of == Input::v) result(grads->dv, seq.k0, seq.k1, s.v_head(h), s.V);
     if (of != Input::q || mapped) add_ahead(q(head), at, s.K, rows, ahead_of);
     if (of != Input::k || mapped) add_ahead(k(head), at, s.K, rows, ahead_of);
     if (of != Input::v) add_ahead(v(head), at, s.V, rows, ahead_of);
@@ -222,18 +227,19 @@ struct LinearUnit {
 
   // ---- results
 
-  // Rows of one head; the last head of those that share a gradient stores their sum.
-  void store_group(const T* rows_of, int64_t ld, int head, int64_t at, int rows, int width, Rows<E> to, T* sum) const {
+  // Columns [first, last) of `width` of the rows of one head; the last head of those that share a gradient stores their sum.
+  void store_group(const T* rows_of, int64_t ld, int head, int64_t at, int rows, int width, Rows<E> to, T* sum, int first,
+                   int last) const {
     if (share > 1) {
       T* place = sum + at % kChunk * ld;
-      const bool first = head % share == 0;
+      const bool starts = head % share == 0;
       for (int64_t i = 0; i < rows * ld; i += X::W) {
-        X::store(place + i, first ? X::load(rows_of + i) : X::load(place + i) + X::load(rows_of + i));
+        X::store(place + i, starts ? X::load(rows_of + i) : X::load(place + i) + X::load(rows_of + i));
       }
       if (head % share < share - 1) return;
       rows_of = place;
     }
-    store_tile<T>(rows_of, ld, rows, width, to.at(at), to.stride);
+    store_tile<T>(rows_of + first, ld, rows, (last < width ? last : width) - first, to.at(at) + first, to.stride);
   }
 
   // ---- states in the caller's memory. matrix [N, H, F, V], vector [N, H, F]; absent: zeros, or not wanted.
@@ -355,9 +361,10 @@ struct LinearForward : LinearUnit<T, E> {
   StateShape<T> state() const {
     return {static_cast<int>(this->s.F), static_cast<int>(this->s.V), this->s.shifted ? static_cast<int>(this->s.F) : 0};
   }
-  void ahead(int head, int64_t at, int rows, Ahead* ahead_of) const {
+  bool by_columns() const { return true; }
+  void ahead(int head, int64_t at, int rows, Ahead* ahead_of, int first = 0, int last = kUnbounded) const {
     const Rows<E> to = this->along(this->out->out, this->seq.q0, this->seq.q1, this->head0 + head);
-    this->add_ahead(to, at, this->s.V, rows, ahead_of);
+    this->add_ahead(to, at, this->s.V, rows, ahead_of, first, last);
     this->add_ahead(this->q(head), at, this->s.K, rows, ahead_of);
     this->add_ahead(this->v(head), at, this->s.V, rows, ahead_of);
     this->add_ahead(this->k(head), at, this->s.K, rows, ahead_of);
@@ -413,10 +420,10 @@ struct LinearForward : LinearUnit<T, E> {
       for (int j = 0; j < K; j += X::W) X::store(x + j, exp(X::load(x + j) - shift));
     }
   }
-  void finish(int head, int64_t at, int rows, const T*, const Chunk<T>& c) const {
+  void finish(int head, int64_t at, int rows, const T*, const Chunk<T>& c, int first = 0, int last = kUnbounded) const {
     const auto spare = this->spare(c.spare);
     const T scale = static_cast<T>(this->s.scale), eps = static_cast<T>(this->args->eps);
-    const bool wanted = this->args->normalize && this->out->den.given();
+    const bool wanted = this->args->normalize && this->out->den.given() && first == 0;
     for (int r = 0; r < rows; ++r) {
       T factor = scale;
       if (this->args->normalize && !this->s.shifted) {
@@ -441,7 +448,8 @@ struct LinearForward : LinearUnit<T, E> {
       spare.factors[r] = factor;
     }
     const Rows<E> to = this->along(this->out->out, this->seq.q0, this->seq.q1, this->head0 + head);
-    store_tile<T>(c.o, c.ldz, rows, static_cast<int>(this->s.V), to.at(at), to.stride, spare.factors);
+    if (last > this->s.V) last = static_cast<int>(this->s.V);
+    store_tile<T>(c.o + first, c.ldz, rows, last - first, to.at(at) + first, to.stride, spare.factors);
   }
 };
 
@@ -453,6 +461,7 @@ struct LinearInputGrad : LinearUnit<T, E> {
   using typename U::X;
   static constexpr bool kSums = false;
 
+  bool by_columns() const { return this->args->map == FeatureMap::identity; }
   bool sums_wanted() const { return this->args->normalize || this->grads->dfinal_z.given(); }
   StateShape<T> state() const {
     return {static_cast<int>(this->s.V) + (sums_wanted() ? 1 : 0), static_cast<int>(this->s.F),
@@ -462,7 +471,7 @@ struct LinearInputGrad : LinearUnit<T, E> {
   // last.
   template <bool kKeys, class LogDen>
   void finish_rows(int head, int64_t at, int rows, const T* state_of, const Chunk<T>& c, Rows<E> x, const View& dx, Rows<E> to,
-                   const LogDen& log_den) const {
+                   const LogDen& log_den, int first, int last) const {
     const auto spare = this->spare(c.spare);
     const int K = static_cast<int>(this->s.K);
     T* result = c.o;
@@ -480,11 +489,11 @@ struct LinearInputGrad : LinearUnit<T, E> {
     } else if (this->args->map != FeatureMap::identity) {
       T* part = this->dw;
       if (part != nullptr) part += (this->n * this->s.Hq + this->s.q_head(this->head0 + head)) * this->s.F * this->ldk();
-      for (int first = 0, end; first < rows; first = end) {  // runs of rows without a masked key, whose x must not reach dw
-        for (end = first; end < rows && !(kKeys && this->masked(at + end)); ++end) {
+      for (int run = 0, end; run < rows; run = end) {  // runs of rows without a masked key, whose x must not reach dw
+        for (end = run; end < rows && !(kKeys && this->masked(at + end)); ++end) {
         }
-        map_rows_backward<T>(this->map(head), x.at(at + first), x.stride, end - first, c.o + first * c.ldz, c.ldz,
-                             spare.dx + first * this->ldk(), part, spare.scratch);
+        map_rows_backward<T>(this->map(head), x.at(at + run), x.stride, end - run, c.o + run * c.ldz, c.ldz,
+                             spare.dx + run * this->ldk(), part, spare.scratch);
         for (; end < rows && kKeys && this->masked(at + end); ++end) zero_row(spare.dx + end * this->ldk(), this->ldk());
       }
     }
@@ -493,14 +502,16 @@ struct LinearInputGrad : LinearUnit<T, E> {
       ld = this->ldk();
     }
     if constexpr (kKeys) this->zero_masked(at, rows, result, ld);
-    if (dx.given()) this->store_group(result, ld, head, at, rows, K, to, spare.sum);
+    if (dx.given()) this->store_group(result, ld, head, at, rows, K, to, spare.sum, first, last);
   }
 };
 
 template <class T, class E>
 struct LinearQueryGrad : LinearInputGrad<T, E> {
   using U = LinearUnit<T, E>;
-  void ahead(int head, int64_t at, int rows, Ahead* next) const { this->gradient_ahead(U::Input::q, head, at, rows, next); }
+  void ahead(int head, int64_t at, int rows, Ahead* next, int first = 0, int last = kUnbounded) const {
+    this->gradient_ahead(U::Input::q, head, at, rows, next, first, last);
+  }
   int64_t readers() const { return this->seq.q1 - this->seq.q0; }
   int64_t writers() const { return this->seq.k1 - this->seq.k0; }
   void begin(int head, T* state_of) const {
@@ -527,18 +538,21 @@ struct LinearQueryGrad : LinearInputGrad<T, E> {
   void queries(int head, int64_t at, int rows, const T*, const Chunk<T>& c) const {
     this->incoming(head, at, rows, this->sums_wanted(), c.x, c.ldx);
   }
-  void finish(int head, int64_t at, int rows, const T* state_of, const Chunk<T>& c) const {
+  void finish(int head, int64_t at, int rows, const T* state_of, const Chunk<T>& c, int first = 0,
+              int last = kUnbounded) const {
     const View& dq = this->grads->dq;
     const Rows<E> to = dq.given() ? this->along(dq, this->seq.q0, this->seq.q1, this->s.q_head(this->head0 + head)) : Rows<E>{};
-    this->template finish_rows<false>(head, at, rows, state_of, c, this->q(head), dq, to,
-                                      [&](int r) { return *this->den(head, at + r); });
+    this->template finish_rows<false>(
+        head, at, rows, state_of, c, this->q(head), dq, to, [&](int r) { return *this->den(head, at + r); }, first, last);
   }
 };
 
 template <class T, class E>
 struct LinearKeyGrad : LinearInputGrad<T, E> {
   using U = LinearUnit<T, E>;
-  void ahead(int head, int64_t at, int rows, Ahead* next) const { this->gradient_ahead(U::Input::k, head, at, rows, next); }
+  void ahead(int head, int64_t at, int rows, Ahead* next, int first = 0, int last = kUnbounded) const {
+    this->gradient_ahead(U::Input::k, head, at, rows, next, first, last);
+  }
   int64_t readers() const { return this->seq.k1 - this->seq.k0; }
   int64_t writers() const { return this->seq.q1 - this->seq.q0; }
   void begin(int head, T* state_of) const {
@@ -567,11 +581,13 @@ struct LinearKeyGrad : LinearInputGrad<T, E> {
   void queries(int head, int64_t at, int rows, const T*, const Chunk<T>& c) const {
     this->value_rows(head, at, rows, this->sums_wanted(), c.x, c.ldx);
   }
-  void finish(int head, int64_t at, int rows, const T* state_of, const Chunk<T>& c) const {
+  void finish(int head, int64_t at, int rows, const T* state_of, const Chunk<T>& c, int first = 0,
+              int last = kUnbounded) const {
     const View& dk = this->grads->dk;
     const Rows<E> to = dk.given() ? this->along(dk, this->seq.k0, this->seq.k1, this->s.k_head(this->head0 + head)) : Rows<E>{};
     this->zero_masked(at, rows, c.o, c.ldz);
-    this->template finish_rows<true>(head, at, rows, state_of, c, this->k(head), dk, to, [](int) { return T(0); });
+    this->template finish_rows<true>(
+        head, at, rows, state_of, c, this->k(head), dk, to, [](int) { return T(0); }, first, last);
   }
 };
 
@@ -582,12 +598,15 @@ struct LinearValueGrad : LinearUnit<T, E> {
   using typename U::X;
   static constexpr bool kSums = false;
 
+  bool by_columns() const { return true; }
   int64_t readers() const { return this->seq.k1 - this->seq.k0; }
   int64_t writers() const { return this->seq.q1 - this->seq.q0; }
   StateShape<T> state() const {
     return {static_cast<int>(this->s.F), static_cast<int>(this->s.V), this->s.shifted ? static_cast<int>(this->s.F) : 0};
   }
-  void ahead(int head, int64_t at, int rows, Ahead* next) const { this->gradient_ahead(U::Input::v, head, at, rows, next); }
+  void ahead(int head, int64_t at, int rows, Ahead* next, int first = 0, int last = kUnbounded) const {
+    this->gradient_ahead(U::Input::v, head, at, rows, next, first, last);
+  }
   void begin(int head, T* state_of) const {
     this->load_state(state(), false, head, this->grads->dfinal_state, View(), state_of);
   }
@@ -627,11 +646,11 @@ struct LinearValueGrad : LinearUnit<T, E> {
     }
     this->zero_masked(at, rows, c.x, c.ldx);
   }
-  void finish(int head, int64_t at, int rows, const T*, const Chunk<T>& c) const {
+  void finish(int head, int64_t at, int rows, const T*, const Chunk<T>& c, int first = 0, int last = kUnbounded) const {
     const View& dv = this->grads->dv;
     if (!dv.given()) return;
     const Rows<E> to = this->along(dv, this->seq.k0, this->seq.k1, this->s.v_head(this->head0 + head));
-    this->store_group(c.o, c.ldz, head, at, rows, static_cast<int>(this->s.V), to, this->spare(c.spare).sum);
+    this->store_group(c.o, c.ldz, head, at, rows, static_cast<int>(this->s.V), to, this->spare(c.spare).sum, first, last);
   }
 };
 

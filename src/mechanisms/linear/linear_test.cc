@@ -552,12 +552,13 @@ TEST(LinearBits, ThreadsChangeNothing) {
   };
   // One head of many tokens climbs the ladder from 2 threads on; five heads are cut differently by every number of threads.
   const Form forms[] = {{1, 2500, 1, true, true, FeatureMap::elu1},
+                        {1, 1300, 1, true, false, FeatureMap::identity},
                         {1, 1100, 1, false, true, FeatureMap::elu1},
                         {2, 300, 5, true, false, FeatureMap::identity},
                         {1, 300, 3, true, true, FeatureMap::exp}};
   for (const char* impl : kernels()) {
     for (const Form& form : forms) {
-      Attention one(form.B, form.T, form.H, 16, 24, 16, Dtype::f32);
+      Attention one(form.B, form.T, form.H, 40, 24, 16, Dtype::f32);
       one.options = {.map = form.map, .causal = form.causal, .normalize = form.normalize};
       one.forward(impl, &inline_executor()).backward(impl, &inline_executor());
       for (const int threads : {2, 3, 4, 7, 8, 16}) {

@@ -125,7 +125,6 @@ struct Chunk {
   T* o;          // [C, ldz]  results
   T* n;          // [C]       sums of weights
   T* spare;      // what the mechanism asked for
-  bool* finite;  // kept chunks: whether Z is
   Ahead* ahead;  // what to fetch meanwhile
 
   LINNET_INLINE static Chunk cut(Arena& arena, int I, int J, int64_t spare) {
@@ -139,16 +138,7 @@ struct Chunk {
     c.o = arena.take<T>(kChunk * c.ldz);
     c.n = arena.take<T>(kChunk);
     c.spare = arena.take<T>(spare);
-    c.finite = nullptr;
     c.ahead = arena.take<Ahead>(1);
-    return c;
-  }
-  // The same with memory of its own for all but spare and ahead, which are the worker's.
-  LINNET_INLINE Chunk kept(Arena& arena, int I, int J) const {
-    Chunk c = cut(arena, I, J, 0);
-    c.spare = spare;
-    c.ahead = ahead;
-    c.finite = arena.take<bool>(1);
     return c;
   }
 };
@@ -205,10 +195,13 @@ inline constexpr int kDepth = 256;
 
 // Columns [first, last) of O = X S, then O += P Z when causal. `finite`: Z is; otherwise rows are multiplied one by one with
 // exactly the values that they see, so that a NaN or infinity in a value reaches no earlier row as 0 * NaN. The bits are the
-// same for finite values, and for any cut of the columns (at whole vectors).
-template <class T>
+// same for finite values, and for any cut of the columns (at whole vectors). ready(): is called before P is read.
+struct Ready {
+  LINNET_INLINE void operator()() const {}
+};
+template <class T, class ScoresReady = Ready>
 void chunk_read(int rows, const StateShape<T>& shape, const T* state, const Chunk<T>& c, bool causal, bool finite, int first,
-                int last) {
+                int last, const ScoresReady& ready = {}) {
   for (int j = first, end; j < last; j = end) {
     const int p = j / kPanel;
     end = (p + 1) * kPanel < last ? (p + 1) * kPanel : last;
@@ -222,6 +215,7 @@ void chunk_read(int rows, const StateShape<T>& shape, const T* state, const Chun
               c.o + j, c.ldz, Fetching<Add>{{}, c.ahead});
     }
     if (!causal) continue;
+    ready();
     if (finite) {
       gemm<T>(rows, width, rows, as_is(c.p, kChunk), c.z + j, c.ldz, c.o + j, c.ldz, Fetching<Add>{{}, c.ahead}, DepthTo{1});
     } else {

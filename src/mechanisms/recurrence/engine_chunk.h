@@ -360,9 +360,6 @@ void scale_rows(int rows, int width, const T* scale, T* x, int64_t ldx) {
 // Columns [first, last) (whole vectors, unless the last are meant): reads, corrects, writes the state. queries: O too. res:
 // where V - K S - A N is kept [C, ldv] for the backward (beta), or null. Any cut of the columns gives the same bits. ready():
 // is called before the scores are read.
-struct Ready {
-  LINNET_INLINE void operator()() const {}
-};
 template <class T, class ScoresReady = Ready>
 void chunk_columns(const EngineShape& s, int rows, const StateShape<T>& shape, T* state, const ChunkScratch<T>& c, int first,
                    int last, bool queries, T* res, const ScoresReady& ready = {}) {

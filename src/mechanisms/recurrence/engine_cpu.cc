@@ -5,8 +5,6 @@
 // triangular system and the stores included, is separable by columns. The scores of a chunk are computed once, by the task that
 // comes to it first (Turns); the others meanwhile read the state, which needs no scores. Rows are loaded and decayed by every
 // task, 4 to 10 % of a chunk: passing them from core to core costs more. No bit changes, and memory does not grow with T.
-#include <sched.h>
-
 #include "engine_chunk.h"
 #include "walk.h"
 
@@ -17,53 +15,6 @@ template <class T>
 LINNET_INLINE StateShape<T> state_of(const EngineShape& s) {
   return {s.K, s.V, 0};
 }
-
-// Who computes the scores of a chunk, and when they can be read. A task that is kPlaces chunks ahead of another waits for it,
-// so that what it computes can be taken; but never for one that may not have started: then it computes for itself.
-class Turns {
- public:
-  static constexpr int kPlaces = 32;  // so many chunks a task may be ahead: 0.4 ms, for a worker that had to be woken
-  static constexpr int kTasks = 64;
-  enum class Part { compute, take, alone };
-
-  explicit Turns(int tasks) : tasks_(tasks) {
-    for (Count& place : places_) place.value = -1;
-    for (int task = 0; task < tasks; ++task) passed_[task].value = -1;
-  }
-  void start(int64_t task) { pass(task, -1); }
-  Part arrive(int64_t chunk) {
-    int64_t& place = places_[chunk % kPlaces].value;
-    for (int64_t seen = __atomic_load_n(&place, __ATOMIC_ACQUIRE); seen < 2 * chunk;) {
-      for (int task = 0; task < tasks_; ++task) {
-        const auto behind = [&] { return __atomic_load_n(&passed_[task].value, __ATOMIC_ACQUIRE) <= chunk - kPlaces; };
-        if (behind() && __atomic_load_n(&passed_[task].value, __ATOMIC_ACQUIRE) < 0) return Part::alone;
-        pause_while(behind);
-      }
-      if (__atomic_compare_exchange_n(&place, &seen, 2 * chunk, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        return Part::compute;
-    }
-    return Part::take;
-  }
-  void publish(int64_t chunk) { __atomic_store_n(&places_[chunk % kPlaces].value, 2 * chunk + 1, __ATOMIC_RELEASE); }
-  void wait(int64_t chunk) {  // for a task that is computing
-    pause_while([&] { return __atomic_load_n(&places_[chunk % kPlaces].value, __ATOMIC_ACQUIRE) == 2 * chunk; });
-  }
-  void pass(int64_t task, int64_t chunk) { __atomic_store_n(&passed_[task].value, chunk + 1, __ATOMIC_RELEASE); }
-
- private:
-  template <class Busy>
-  LINNET_INLINE static void pause_while(const Busy& busy) {
-    for (int spin = 0; busy(); ++spin) {
-      if (spin > 1000) sched_yield();
-    }
-  }
-  struct alignas(128) Count {
-    int64_t value;
-  };
-  Count places_[kPlaces];  // 2 chunk: being computed; 2 chunk + 1: there
-  Count passed_[kTasks];   // chunks whose scores the task needs no more; -1: it has not started
-  int tasks_;
-};
 
 constexpr int64_t kScores = 2 * kChunk * kChunk;  // P and the triangular system of a chunk
 
@@ -88,9 +39,7 @@ ForwardPlan plan_forward(const ChunkSource<T>& source, int workers) {
   plan.ladder = prefer_ladder(s.sequences * s.heads, s.longest / s.chunk, workers) && s.V > int{64 / sizeof(T)};
   plan.heads = static_cast<int>(spread < fits ? spread : fits > 1 ? fits : 1);
   plan.groups = (s.heads + plan.heads - 1) / plan.heads;
-  constexpr int line = 64 / sizeof(T);
-  const int most = workers < Turns::kTasks ? workers : Turns::kTasks;
-  plan.slice = ((s.V + most - 1) / most + line - 1) / line * line;
+  plan.slice = column_slice<T>(s.V, workers);
   Arena arena;
   ChunkScratch<T>::cut(arena, s, source.spare_elements());
   if (!plan.ladder) arena.take<T>(plan.heads * state);

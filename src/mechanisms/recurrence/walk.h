@@ -23,13 +23,15 @@
 // Positions count along the walk; a source that walks backward in time turns them round. These callbacks are where types are
 // converted, feature maps and gates applied, and results scaled and stored: everything between is dense scratch of T.
 //
-// Few units, many threads: a ladder. Causal, where a source's results need no state but the chunk's own (walk_columns): the
-// scores of a window of chunks are computed in parallel, while slices of the state's columns walk the window before it and the
-// results of the one before that are taken away; rows that another worker prepared are loaded again. Otherwise (walk_ladder):
-// all chunks of a window compute their increments Y^T Z in parallel; a scan adds them up element by element, in order, leaving
-// in each chunk's place the state before it; then all chunks read in parallel. The scan's addition is the one that the fused
-// walk's last step does: about 1.2 times the work. Both give the bits of the fused walk, and their memory does not grow with T.
+// Few units, many threads: causal, where results are separable by columns (walk_columns), each task walks all chunks with a
+// slice of the state's columns; a chunk's scores are computed once, by the task that comes to it first. Otherwise a ladder
+// (walk_ladder): all chunks of a window compute their increments Y^T Z in parallel; a scan adds them up element by element, in
+// order, leaving in each chunk's place the state before it; then all chunks read in parallel. The scan's addition is the one
+// that the fused walk's last step does: about 1.2 times the work. Both give the bits of the fused walk, and their memory does
+// not grow with T.
 #pragma once
+
+#include <sched.h>
 
 #include "chunk.h"
 #include "simd/task.h"
@@ -181,109 +183,136 @@ void walk_ladder(const Source& source, T* states, T* window, const Launch& launc
   for (int head = 0; head < heads; ++head) source.end(head, states + head * elements);
 }
 
-// The ladder by columns: chunks of a window, one wait each, and columns of a slice, a task for each worker if there are enough.
-inline constexpr int kColumnWindow = 16;
-inline constexpr int kColumnSlots = 2 * kColumnWindow;
+// Who computes the scores of a chunk, and when they can be read. A task that is kPlaces chunks ahead of another waits for it,
+// so that what it computes can be taken; but never for one that may not have started: then it computes for itself.
+class Turns {
+ public:
+  static constexpr int kPlaces = 32;  // so many chunks a task may be ahead: 0.4 ms, for a worker that had to be woken
+  static constexpr int kTasks = 64;
+  enum class Part { compute, take, alone };
+
+  explicit Turns(int tasks) : tasks_(tasks) {
+    for (Count& place : places_) place.value = -1;
+    for (int task = 0; task < tasks; ++task) passed_[task].value = -1;
+  }
+  void start(int64_t task) { pass(task, -1); }
+  Part arrive(int64_t chunk) {
+    int64_t& place = places_[chunk % kPlaces].value;
+    for (int64_t seen = __atomic_load_n(&place, __ATOMIC_ACQUIRE); seen < 2 * chunk;) {
+      for (int task = 0; task < tasks_; ++task) {
+        const auto behind = [&] { return __atomic_load_n(&passed_[task].value, __ATOMIC_ACQUIRE) <= chunk - kPlaces; };
+        if (behind() && __atomic_load_n(&passed_[task].value, __ATOMIC_ACQUIRE) < 0) return Part::alone;
+        pause_while(behind);
+      }
+      if (__atomic_compare_exchange_n(&place, &seen, 2 * chunk, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return Part::compute;
+    }
+    return Part::take;
+  }
+  void publish(int64_t chunk) { __atomic_store_n(&places_[chunk % kPlaces].value, 2 * chunk + 1, __ATOMIC_RELEASE); }
+  void wait(int64_t chunk) {  // for a task that is computing
+    pause_while([&] { return __atomic_load_n(&places_[chunk % kPlaces].value, __ATOMIC_ACQUIRE) == 2 * chunk; });
+  }
+  void pass(int64_t task, int64_t chunk) { __atomic_store_n(&passed_[task].value, chunk + 1, __ATOMIC_RELEASE); }
+
+ private:
+  template <class Busy>
+  LINNET_INLINE static void pause_while(const Busy& busy) {
+    for (int spin = 0; busy(); ++spin) {
+      if (spin > 1000) sched_yield();
+    }
+  }
+  struct alignas(128) Count {
+    int64_t value;
+  };
+  Count places_[kPlaces];  // 2 chunk: being computed; 2 chunk + 1: there
+  Count passed_[kTasks];   // chunks whose scores the task needs no more; -1: it has not started
+  int tasks_;
+};
+
+// Columns of a task: one task for each worker, if there are enough lines.
 template <class T>
 LINNET_INLINE int column_slice(int J, int workers) {
-  int slice = kPanel;
-  while (slice > Vec<T>::W && (J + slice - 1) / slice < workers) slice /= 2;
-  return slice;
+  constexpr int line = 64 / sizeof(T);
+  const int most = workers < Turns::kTasks ? workers : Turns::kTasks;
+  return ((J + most - 1) / most + line - 1) / line * line;
 }
 
-template <class T>
-int64_t kept_bytes(const StateShape<T>& shape) {
-  Arena arena;
-  Chunk<T>{}.kept(arena, shape.I, shape.J);
-  return arena.used();
+// Whether walk_columns can run the source.
+template <class T, class Source>
+LINNET_INLINE bool has_columns(const Source& source) {
+  return source.causal() && source.by_columns() && source.state().J > int{64 / sizeof(T)};
+}
+
+// Elements of the window of walk_columns: P and its sums, and for every task sums of its own.
+template <class T, class Source>
+int64_t columns_window(const Source& source, int workers) {
+  const StateShape<T> shape = source.state();
+  return Turns::kPlaces * (kChunk + 1) * kChunk + (Source::kSums ? workers * source.heads() * round_up<T>(shape.I) : 0);
 }
 
 // The same walk with all workers, for a causal source whose admit() returns all rows and leaves the state alone, and whose
-// finish() reads of the state nothing and of the chunk all but spare.
-// states: heads x elements; window: kColumnSlots x heads x kept_bytes; chunk_of(worker): the worker's Chunk<T>.
+// by_columns() is true: ahead() and finish() take columns, and need nothing of the others.
+// states: heads x elements; window: columns_window; chunk_of(worker): the worker's Chunk<T>.
 template <class T, class Source, class ChunkOf>
-void walk_columns(const Source& source, T* states, char* window, const Launch& launch, const ChunkOf& chunk_of) {
+void walk_columns(const Source& source, T* states, T* window, const Launch& launch, const ChunkOf& chunk_of) {
   const StateShape<T> shape = source.state();
-  const int heads = source.heads(), slice = column_slice<T>(shape.J, launch.workers);
-  const int64_t tokens = source.readers(), chunks = (tokens + kChunk - 1) / kChunk, bytes = kept_bytes(shape);
-  const int64_t slices = (shape.J + slice - 1) / slice, per_head = slices + (Source::kSums ? 1 : 0);
-  const auto chunk_at = [&](int64_t chunk, int head, int worker) {
-    Arena arena(window + (chunk % kColumnSlots * heads + head) * bytes);
-    return chunk_of(worker).kept(arena, shape.I, shape.J);
-  };
-  const auto rows_of = [&](int64_t chunk) { return chunk_rows(chunk * kChunk, tokens); };
-  const auto finish = [&](int64_t chunk, int worker) {
-    for (int head = 0; head < heads; ++head) {
-      source.finish(head, chunk * kChunk, rows_of(chunk), states + head * shape.elements(), chunk_at(chunk, head, worker));
-    }
-  };
-  int prepared_by[kColumnSlots];
-  const auto load = [&](int64_t chunk, int head, const Chunk<T>& c) {
-    const T* state = states + head * shape.elements();
-    source.keys(head, chunk * kChunk, rows_of(chunk), state, c);
-    source.queries(head, chunk * kChunk, rows_of(chunk), state, c);
-    return source.values(head, chunk * kChunk, rows_of(chunk), state, c);
-  };
-  const auto prepare = [&](int64_t chunk, int worker) {
-    const int rows = rows_of(chunk);
-    prepared_by[chunk % kColumnSlots] = worker;
-    for (int head = 0; head < heads; ++head) {
-      const Chunk<T> c = chunk_at(chunk, head, worker);
-      *c.finite = load(chunk, head, c);
-      c.ahead->clear();
-      if (chunk + 1 < chunks) source.ahead(head, (chunk + 1) * kChunk, rows_of(chunk + 1), c.ahead);
-      for (int r = 0; Source::kSums && r < rows; ++r) c.n[r] = 0;
-      chunk_scores<T, Source::kSums>(rows, shape.I, c);
-    }
-  };
-  const auto walk_slice = [&](int64_t first, int64_t end, int head, int left, int right, int worker) {
+  const int heads = source.heads(), slice = column_slice<T>(shape.J, launch.workers), tasks = (shape.J + slice - 1) / slice;
+  const int64_t tokens = source.readers(), steps = (tokens + kChunk - 1) / kChunk * heads, ldi = round_up<T>(shape.I);
+  T* sums = window + Turns::kPlaces * (kChunk + 1) * kChunk;  // [tasks, heads, ldi]
+  const auto copy = [&](T* to, const T* from) { __builtin_memcpy(to, from, static_cast<size_t>(shape.I) * sizeof(T)); };
+  for (int head = 0; head < heads; ++head) {
     T* state = states + head * shape.elements();
-    for (int64_t chunk = first; chunk < end; ++chunk) {
-      Chunk<T> c = chunk_at(chunk, head, worker);
-      if (prepared_by[chunk % kColumnSlots] != worker) {
-        const Chunk<T> mine = chunk_of(worker);
-        c.x = mine.x;
-        c.yt = mine.yt;
-        c.z = mine.z;
-        load(chunk, head, c);
-      }
-      c.ahead->clear(Ahead::kManyLines);
-      if (chunk + 1 < end && prepared_by[(chunk + 1) % kColumnSlots] != worker) {
-        source.ahead(head, (chunk + 1) * kChunk, rows_of(chunk + 1), c.ahead);
-      }
-      chunk_read(rows_of(chunk), shape, state, c, true, *c.finite, left, right);
-      chunk_write<T, true>(rows_of(chunk), shape, state, c, left, right);
-    }
-  };
-  const auto walk_sums = [&](int64_t first, int64_t end, int head, int worker) {
-    T* z = states + head * shape.elements() + shape.sums();
-    for (int64_t chunk = first; chunk < end; ++chunk) {
-      const Chunk<T> c = chunk_at(chunk, head, worker);
-      const int rows = rows_of(chunk);
-      T read[kChunk];
-      read_sums(rows, shape.I, c.x, c.ldx, z, read);
-      for (int r = 0; r < rows; ++r) c.n[r] = read[r] + c.n[r];
-      write_sums<T, true>(rows, shape.I, c.yt, z);
-    }
-  };
-  for (int head = 0; head < heads; ++head) source.begin(head, states + head * shape.elements());
-  for (int64_t first = -kColumnWindow; first < chunks + kColumnWindow; first += kColumnWindow) {
-    const int64_t next = first + kColumnWindow, end = next < chunks ? next : chunks;
-    NearTasks walks(first < 0 || first >= chunks ? 0 : per_head * heads, launch.workers), rest(kColumnWindow, launch.workers);
-    parallel(launch, rest.parts(), [&](int64_t, int worker) {
-      walks.take(worker, [&](int64_t task, int) {
-        const int head = static_cast<int>(task % heads), left = static_cast<int>(task / heads) * slice;
-        if (left >= shape.J) return walk_sums(first, end, head, worker);
-        walk_slice(first, end, head, left, left + slice < shape.J ? left + slice : shape.J, worker);
-      });
-      rest.take(worker, [&](int64_t slot, int) {
-        const int64_t done = first - kColumnWindow + slot;
-        if (done >= 0 && done < chunks) finish(done, worker);
-        if (next + slot < chunks) prepare(next + slot, worker);
-      });
-    });
+    source.begin(head, state);
+    for (int task = 0; Source::kSums && task < tasks; ++task) copy(sums + (task * heads + head) * ldi, state + shape.sums());
   }
-  for (int head = 0; head < heads; ++head) source.end(head, states + head * shape.elements());
+  Turns turns(tasks);
+  parallel(launch, tasks, [&](int64_t task, int worker) {
+    const Chunk<T> mine = chunk_of(worker);
+    const int left = static_cast<int>(task) * slice, right = left + slice < shape.J ? left + slice : shape.J;
+    turns.start(task);
+    mine.ahead->clear();
+    for (int64_t step = 0; step < steps; ++step) {
+      const int head = static_cast<int>(step % heads);
+      const int64_t at = step / heads * kChunk, next = at + kChunk;
+      const int rows = chunk_rows(at, tokens);
+      T* state = states + head * shape.elements();
+      source.keys(head, at, rows, state, mine);
+      source.queries(head, at, rows, state, mine);
+      const bool finite = source.values(head, at, rows, state, mine);
+      mine.ahead->clear(Ahead::kManyLines);
+      if (next < tokens) source.ahead(head, next, chunk_rows(next, tokens), mine.ahead, left, right);
+      const Turns::Part part = turns.arrive(step);
+      Chunk<T> c = mine;
+      if (part != Turns::Part::alone) {
+        c.p = window + step % Turns::kPlaces * (kChunk + 1) * kChunk;
+        c.n = c.p + kChunk * kChunk;
+      }
+      if (part != Turns::Part::take) {
+        for (int r = 0; Source::kSums && r < rows; ++r) c.n[r] = 0;
+        chunk_scores<T, Source::kSums>(rows, shape.I, c);
+      }
+      if (part == Turns::Part::compute) turns.publish(step);
+      chunk_read(rows, shape, state, c, true, finite, left, right, [&] {
+        if (part == Turns::Part::take) turns.wait(step);
+      });
+      if constexpr (Source::kSums) {
+        T* z = sums + (task * heads + head) * ldi;
+        T read[kChunk];
+        read_sums(rows, shape.I, c.x, c.ldx, z, read);
+        for (int r = 0; r < rows; ++r) mine.n[r] = read[r] + c.n[r];
+        write_sums<T, true>(rows, shape.I, c.yt, z);
+      }
+      turns.pass(task, step);
+      chunk_write<T, true>(rows, shape, state, c, left, right);
+      source.finish(head, at, rows, state, mine, left, right);
+    }
+  });
+  for (int head = 0; head < heads; ++head) {
+    T* state = states + head * shape.elements();
+    if constexpr (Source::kSums) copy(state + shape.sums(), sums + head * ldi);
+    source.end(head, state);
+  }
 }
 
 }  // namespace linnet::LINNET_ISA
