@@ -19,65 +19,6 @@ struct PrepareShared {
   uint64_t full;
 };
 
-// 16 x 8 tiles of sign * A B, kTiles side by side: rows of A from `a`, columns of B from `b`, 8 * kSteps of K; to `to`. In f32
-// by three products of tf32 halves (the fourth, low times low, is below f32's rounding).
-template <int kSteps, int kTiles>
-__device__ __forceinline__ void multiply_tiles(const float* a, const float* b, float* to, float sign, int lane) {
-  float d[kTiles][4] = {};
-  // The upper bits, and what they leave: exact, and the instruction cuts the rest off.
-  const auto split = [](float x, uint32_t& high, uint32_t& low) {
-    high = __float_as_uint(x) & 0xffffe000;
-    low = __float_as_uint(x - __uint_as_float(high));
-  };
-#pragma unroll 2
-  for (int k = 0; k < kSteps; ++k) {
-    uint32_t x_high[4], x_low[4], y_high[2], y_low[2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      split(a[(lane / 4 + i % 2 * 8) * kLine + 8 * k + lane % 4 + i / 2 * 4], x_high[i], x_low[i]);
-    }
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) split(b[(8 * k + lane % 4 + i * 4) * kLine + 8 * tile + lane / 4], y_high[i], y_low[i]);
-      ptx::mma_tf32(d[tile], x_low, y_high);
-      ptx::mma_tf32(d[tile], x_high, y_low);
-      ptx::mma_tf32(d[tile], x_high, y_high);
-    }
-  }
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      *reinterpret_cast<float2*>(&to[(lane / 4 + 8 * i) * kLine + 8 * tile + lane % 4 * 2]) =
-          float2{sign * d[tile][2 * i], sign * d[tile][2 * i + 1]};
-    }
-  }
-}
-
-// (I + A)^-1 in place of A, strictly lower: 16 -> 32 -> 64 by X21 = -X22 (A21 X11). Blocks above the diagonal serve as scratch.
-// 128 threads.
-__device__ void invert(float (&x)[C][kLine], int thread) {
-  const int warp = thread / 32, lane = thread % 32;
-  invert_block(x, warp * 16, lane);
-  __syncthreads();
-  // Two pairs of 16, two warps each: 8 columns of 16.
-  const int pair = warp / 2 * 32, part = warp % 2 * 8;
-  multiply_tiles<2, 1>(&x[pair + 16][pair], &x[pair][pair + part], &x[pair][pair + 16 + part], 1, lane);
-  __syncthreads();
-  multiply_tiles<2, 1>(&x[pair + 16][pair + 16], &x[pair][pair + 16 + part], &x[pair + 16][pair + part], -1, lane);
-  __syncthreads();
-  // That scratch is now read as a part of X11 and X22, where it is zero.
-  *reinterpret_cast<float4*>(&x[pair + thread % 64 / 4][pair + 16 + thread % 4 * 4]) = float4{0, 0, 0, 0};
-  __syncthreads();
-  // One pair of 32: a warp takes 16 rows x 16 columns.
-  const int row = warp / 2 * 16, column = warp % 2 * 16;
-  multiply_tiles<4, 2>(&x[32 + row][0], &x[0][column], &x[row][32 + column], 1, lane);
-  __syncthreads();
-  multiply_tiles<4, 2>(&x[32 + row][32], &x[0][32 + column], &x[32 + row][column], -1, lane);
-  __syncthreads();
-}
-
 template <bool bf16, int D, bool decays>
 __device__ void prepare(const Delta& delta) {
   extern __shared__ char memory[];
