@@ -26,7 +26,8 @@
 namespace linnet::cuda {
 namespace {
 
-constexpr float kLog2E = 1.44269504f, kNothing = -144, kSplit = 45;  // exponents of 2: decays below 2^-144 are 0
+// Exponents of 2. Decays below 2^-144 are 0; a segment begins where the decays behind leave 2^-80.
+constexpr float kLog2E = 1.44269504f, kNothing = -144, kForgotten = -80, kSplit = 45;
 
 template <int K, int V>
 struct ChannelShared {
@@ -41,6 +42,7 @@ struct ChannelShared {
   float parts[2][4][K];   // and behind each part of a chunk in four
   int split[2];
   uint64_t full[kStages], empty[kStages], p_full[2], g_full;
+  Walk walk;  // of walks without reads: there are no registers to keep it
 };
 
 __device__ __forceinline__ int chunk_rows(const Walk& w, int chunk) {
@@ -48,9 +50,9 @@ __device__ __forceinline__ int chunk_rows(const Walk& w, int chunk) {
 }
 
 // The sequence and chunk of a block.
-__device__ inline bool find_chunk(const Engine& e, int64_t number, Walk* w, int64_t* n, int* chunk) {
+__device__ inline bool find_chunk(const Engine& e, uint32_t number, Walk* w, int64_t* n, int* chunk) {
   if (e.offsets == nullptr) {
-    const int64_t each = (e.T + C - 1) / C;
+    const auto each = static_cast<uint32_t>((e.T + C - 1) / C);  // 32 bits: a division of 64 takes a hundred instructions
     *n = number / each;
     *chunk = static_cast<int>(number % each);
     w->b = *n;
@@ -106,8 +108,9 @@ __device__ __forceinline__ float2 gates_of(const char* g, bool wide, uint32_t ro
   return {clamp_gate(x.x * kLog2E), clamp_gate(x.y * kLog2E)};
 }
 
-// Sums of the gates of a thread's two channels over 16 rows from `first` on; how far they range, at most.
-__device__ __forceinline__ float sum_rows(const char* g, bool wide, int channel, int first, int rows, float2 (&l)[16]) {
+// Sums of the gates of a thread's two channels over kRows rows from `first` on; how far they range, at most.
+template <int kRows>
+__device__ __forceinline__ float sum_rows(const char* g, bool wide, int channel, int first, int rows, float2 (&l)[kRows]) {
   float2 sum = {0, 0}, range = {0, 0};
   const auto add = [&](int i, float2 x) {
     sum = {sum.x + x.x, sum.y + x.y};
@@ -115,15 +118,15 @@ __device__ __forceinline__ float sum_rows(const char* g, bool wide, int channel,
     l[i] = sum;
   };
   // One branch for all rows, so that the loads overlap.
-  if (first + 16 > rows) {
+  if (first + kRows > rows) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) add(i, first + i < rows ? gates_of(g, wide, first + i, channel) : float2{0, 0});
+    for (int i = 0; i < kRows; ++i) add(i, first + i < rows ? gates_of(g, wide, first + i, channel) : float2{0, 0});
   } else if (wide) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) add(i, gates_of(g, true, first + i, channel));
+    for (int i = 0; i < kRows; ++i) add(i, gates_of(g, true, first + i, channel));
   } else {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) add(i, gates_of(g, false, first + i, channel));
+    for (int i = 0; i < kRows; ++i) add(i, gates_of(g, false, first + i, channel));
   }
   return fmaxf(range.x, range.y) + (range.x + range.y) * 0;  // a NaN stays one
 }
@@ -494,6 +497,39 @@ __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, i
   }
 }
 
+// The state that a segment leaves begins where the decays from there to its end leave something in some channel. By all
+// threads of the block; `sums`: one for each, in shared memory.
+template <int K, int threads>
+__device__ void skip_forgotten_channels(const ChannelTile& tile, int h, Walk& w, float* sums) {
+  constexpr int kParts = threads / K;
+  static_assert(threads % K == 0);
+  const Engine& e = tile.e;
+  const int channel = threadIdx.x % K, part = threadIdx.x / K;
+  float left = 0;
+  int from = w.count - 1;
+  for (; from > 0; --from) {
+    const int chunk = e.reverse ? w.first - from : w.first + from, rows = chunk_rows(w, chunk);
+    const int64_t place = row_of(e.g, w.b, w.begin + static_cast<int64_t>(chunk) * C, h) + channel;
+    float sum = 0;
+    const auto add = [&](const auto* g) {  // one branch for all rows, so that the loads overlap
+#pragma unroll
+      for (int i = 0; i < (C + kParts - 1) / kParts; ++i) {
+        const int row = part + kParts * i;
+        sum += row < rows ? clamp_gate(kLog2E * static_cast<float>(g[place + row * e.g.stride_t])) : 0;
+      }
+    };
+    tile.wide ? add(static_cast<const float*>(e.g.data)) : add(static_cast<const __nv_bfloat16*>(e.g.data));
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) left += sums[i * K + channel];
+    if (__syncthreads_or(!(left < kForgotten)) == 0) break;
+  }
+  if (from <= 0) return;
+  w.first += e.reverse ? -from : from;
+  w.count -= from;
+}
+
 template <int K, int V, bool reads>
 __device__ void channel_kernel(const ChannelTile& tile) {
   extern __shared__ char memory[];
@@ -501,8 +537,13 @@ __device__ void channel_kernel(const ChannelTile& tile) {
   auto& s = ptx::shared_as<ChannelShared<K, V>>(memory);
   const int h = blockIdx.x % tile.e.H, segment = blockIdx.y;
   const int64_t n = blockIdx.x / tile.e.H;
-  const Walk w = walk_of(tile.e, n, segment);
+  Walk w = walk_of(tile.e, n, segment);
+  if (!reads && tile.phase == 1) {
+    static_assert(sizeof(s.totals) >= channel_threads(K, V) * 4);
+    skip_forgotten_channels<K, channel_threads(K, V)>(tile, h, w, &s.totals[0][0][0]);
+  }
   if (threadIdx.x == 0) {
+    s.walk = w;
     for (int i = 0; i < kStages; ++i) {
       ptx::barrier_init(&s.full[i], 1);
       ptx::barrier_init(&s.empty[i], V / 64 * 128);
@@ -517,13 +558,14 @@ __device__ void channel_kernel(const ChannelTile& tile) {
     for (int i = 0; i < kStages && i < w.count; ++i) load_chunk<reads>(tile, w, h, i, s);
   }
   __syncthreads();
+  const Walk& own = reads ? w : s.walk;
   constexpr bool many = K + V == 256;  // 512 threads: 128 registers each, shared out again
   if (threadIdx.x < V / 64 * 128) {
     if constexpr (many) ptx::more_registers<160>();
-    walk<K, V, reads>(tile, w, n, h, segment, s);
+    walk<K, V, reads>(tile, own, n, h, segment, s);
   } else {
     if constexpr (many) ptx::fewer_registers<96>();
-    prepare<K, V, reads>(tile, w, n, h, segment, s);
+    prepare<K, V, reads>(tile, own, n, h, segment, s);
   }
 }
 

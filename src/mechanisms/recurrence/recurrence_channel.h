@@ -16,14 +16,17 @@ struct ChannelTile {
   char* kept = nullptr;     // walks without reads: S^T before each chunk as bf16, [chunk, H, tile images of 64 values x K]
 };
 
-// The gradients of a chunk, from the state before it and the gradient of the state behind it.
+// The gradients of chunks, from the states before them and the gradients of the states behind them.
 struct ChannelGradient {
-  TensorMap q, k, v, d, g;               // d: of the result
-  Engine e;                              // q, k, v, g, scale, offsets
-  Rows dq, dk, dv, dg;                   // absent: not wanted; heads as the call's
-  int32_t* exact = nullptr;              // [chunk, H]: gates range too far, pairs one by one
-  const char *states, *later;            // kept (above): S^T, and the later tokens' gradient of it / scale
-  bool wide = false, dv_pieces = false;  // dv in bf16, 16 bytes at a time
+  TensorMap q[2], k[2], g[2];                            // of 64 key channels each
+  TensorMap v, d;                                        // d: of the result
+  Engine e;                                              // q, k, v, g, beta, scale, offsets
+  Rows dq, dk, dv, dg, dbeta;                            // absent: not wanted; heads as the call's
+  const char *states = nullptr, *later = nullptr;        // kept (above): S^T, and the later tokens' gradient of it / scale
+  const char *residuals = nullptr, *adjoints = nullptr;  // with beta: N, dY (recurrence_kda.h)
+  const float* records = nullptr;                        // with beta: whether gates range too far, too
+  int32_t* exact = nullptr;                              // without: the same, [chunk, H, part]; the first kernel says so
+  bool wide = false, dv_pieces = false;                  // dv in bf16, 16 bytes at a time
 };
 
 // Chunks are numbered through: those of sequence n from channel_chunk(n, ..) on.
@@ -41,9 +44,9 @@ constexpr int channel_shared_bytes(int K, int V) {
   return 1024 + kTileStages * stage + gates + 2 * kTileChunk * 128 + tables + 1024;
 }
 
-constexpr int gradient_shared_bytes(int K, int V) {
-  const int rows = kTileChunk * 128 / 64, wide = K > V ? K : V;
-  return 1024 + rows * (2 * K + 2 * V) + 3 * 256 * K + rows * wide + 2 * kTileChunk * 128 + 4 * K * (4 * 3 + 4) + 1024 + 1024;
-}
+// Blocks of a chunk: one for each 64 key channels, without beta one for the values. Two fit in a multiprocessor.
+constexpr int gradient_parts(int K, bool beta) { return K / 64 + (beta ? 0 : 1); }
+constexpr int gradient_shared_bytes(bool split) { return 115456 + (split ? 2 * kTileChunk * 128 : 0); }
+inline constexpr int kExactBlocks = 264;  // that look for chunks whose gates range too far
 
 }  // namespace linnet::cuda

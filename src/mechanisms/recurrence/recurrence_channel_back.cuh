@@ -6,9 +6,6 @@
 namespace linnet::cuda {
 namespace {
 
-// A barrier of the block of 512 threads, from the branches of its warpgroups.
-__device__ __forceinline__ void sync_roles() { ptx::group_sync<7, 512>(); }
-
 // Element pair `pair` of a row of f32 sums, so that neither the accumulators of a warp nor its rows meet in a bank.
 template <int K>
 __device__ __forceinline__ float2& sums_at(char* tile, uint32_t row, uint32_t pair) {
@@ -21,31 +18,47 @@ __device__ __forceinline__ void store_sums(const float (&x)[K / 2], char* tile, 
   for (int j = 0; j < K / 2; j += 2) sums_at<K>(tile, row + (j & 2) * 4, j / 4 * 4 + thread % 4) = {x[j], x[j + 1]};
 }
 
-__device__ __forceinline__ void store_pair(const Rows& rows, int64_t place, float x, float y) {
-  if (rows.dtype == Dtype::f32) {
-    auto* to = static_cast<float*>(const_cast<void*>(rows.data)) + place;
-    if (reinterpret_cast<uintptr_t>(to) % 8 == 0) {
+// Two channels of rows of a result, from a first row on.
+struct PairRows {
+  char* at = nullptr;  // absent: not wanted
+  int64_t step = 0;
+  bool f32 = false, whole = false;  // whole: a pair may be stored at once
+};
+__device__ __forceinline__ PairRows pair_rows(const Rows& rows, int64_t b, int64_t token, int h, int channel) {
+  PairRows to;
+  if (rows.data == nullptr) return to;
+  to.f32 = rows.dtype == Dtype::f32;
+  const int size = to.f32 ? 4 : 2;
+  to.at = static_cast<char*>(const_cast<void*>(rows.data)) + (row_of(rows, b, token, h) + channel) * size;
+  to.step = rows.stride_t * size;
+  to.whole = (reinterpret_cast<uintptr_t>(to.at) | static_cast<uintptr_t>(to.step)) % (2 * size) == 0;
+  return to;
+}
+__device__ __forceinline__ void store_pair(const PairRows& rows, int i, float x, float y) {
+  char* to = rows.at + i * rows.step;
+  if (rows.f32) {
+    if (rows.whole) {
       *reinterpret_cast<float2*>(to) = {x, y};
     } else {
-      to[0] = x;
-      to[1] = y;
+      reinterpret_cast<float*>(to)[0] = x;
+      reinterpret_cast<float*>(to)[1] = y;
     }
   } else {
-    auto* to = static_cast<uint16_t*>(const_cast<void*>(rows.data)) + place;
     const uint32_t both = ptx::pack<true>(x, y);
-    if (reinterpret_cast<uintptr_t>(to) % 4 == 0) {
+    if (rows.whole) {
       *reinterpret_cast<uint32_t*>(to) = both;
     } else {
-      to[0] = static_cast<uint16_t>(both);
-      to[1] = static_cast<uint16_t>(both >> 16);
+      reinterpret_cast<uint16_t*>(to)[0] = static_cast<uint16_t>(both);
+      reinterpret_cast<uint16_t*>(to)[1] = static_cast<uint16_t>(both >> 16);
     }
   }
 }
 
 // Pairs of one chunk one by one: with x_ij the weights of `pairs` below the diagonal, dq'_i = sum_j x_ij k_j exp(G_i - G_j) of
-// 16 rows from `first` on, and dk'_j = sum_i x_ij q_i exp(G_i - G_j), two channels; every factor is at most 1.
+// kRows rows from `first` on, and dk'_j = sum_i x_ij q_i exp(G_i - G_j), two channels; every factor is at most 1.
+template <int kRows>
 __device__ void exact_pairs(const char* queries, const char* keys, const char* pairs, const char* gates, bool wide, int channel,
-                            int first, int rows, float2 (&dq)[16], float2 (&dk)[16]) {
+                            int first, int rows, float2 (&dq)[kRows], float2 (&dk)[kRows]) {
   const auto word = [&](const char* tile, int row) {
     return ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(tile + ptx::tile_byte(C, row, channel)));
   };
@@ -57,13 +70,13 @@ __device__ void exact_pairs(const char* queries, const char* keys, const char* p
     return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(pairs + ptx::tile_byte(C, i, j)));
   };
 #pragma unroll
-  for (int i = 0; i < 16; ++i) dq[i] = dk[i] = {0, 0};
+  for (int i = 0; i < kRows; ++i) dq[i] = dk[i] = {0, 0};
   float2 near = {1, 1};  // from row j to the last one before the block
 #pragma unroll 1
   for (int j = first - 1; j >= 0; --j) {
     const float2 k = word(keys, j), a = decay(j);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       const float x = pair(first + i, j);
       dq[i] = {fmaf(x, k.x * near.x, dq[i].x), fmaf(x, k.y * near.y, dq[i].y)};
     }
@@ -71,35 +84,35 @@ __device__ void exact_pairs(const char* queries, const char* keys, const char* p
   }
   near = {1, 1};  // from the last row of the block to row i
 #pragma unroll 1
-  for (int i = first + 16; i < C; ++i) {
+  for (int i = first + kRows; i < C; ++i) {
     const float2 q = word(queries, i), a = decay(i);
     near = {near.x * a.x, near.y * a.y};
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kRows; ++j) {
       const float x = pair(i, first + j);
       if (x != 0) dk[j] = {fmaf(x, q.x * near.x, dk[j].x), fmaf(x, q.y * near.y, dk[j].y)};
     }
   }
   near = {1, 1};
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     const float2 a = decay(first + i);
     near = {near.x * a.x, near.y * a.y};
     dq[i] = {dq[i].x * near.x, dq[i].y * near.y};
   }
   near = {1, 1};
 #pragma unroll
-  for (int j = 15; j >= 0; --j) {
+  for (int j = kRows - 1; j >= 0; --j) {
     const float2 a = decay(first + j);
     dk[j] = {dk[j].x * near.x, dk[j].y * near.y};
     near = {near.x * a.x, near.y * a.y};
   }
 #pragma unroll
-  for (int j = 0; j < 16; ++j) {
+  for (int j = 0; j < kRows; ++j) {
     const float2 k = word(keys, first + j);
     float2 e = {1, 1};
 #pragma unroll
-    for (int i = j + 1; i < 16; ++i) {
+    for (int i = j + 1; i < kRows; ++i) {
       const float2 a = decay(first + i), q = word(queries, first + i);
       const float x = pair(first + i, first + j);
       e = {e.x * a.x, e.y * a.y};
@@ -110,24 +123,25 @@ __device__ void exact_pairs(const char* queries, const char* keys, const char* p
   }
 }
 
-// Where a thread's 16 rows stand in the chunk: sums of the gates of the blocks before and behind them.
+// Where a thread's rows, one of kBlocks blocks, stand in the chunk: sums of the gates of the blocks before and behind them.
 struct Place {
-  float2 before, behind, middle, all;  // middle: from the chunk's middle to the block's first row
+  float2 before, behind, middle, late;  // middle: from the chunk's middle to the block's first row; late: from there to the end
 };
-template <int K>
-__device__ __forceinline__ Place place_of(const float (&totals)[4][K], int block, int channel) {
+template <int kBlocks, int K>
+__device__ __forceinline__ Place place_of(const float (&totals)[kBlocks][K], int block, int channel) {
+  constexpr int kMiddle = kBlocks / 2;
   Place p = {};
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
+  for (int j = 0; j < kBlocks; ++j) {
     const float2 x = *reinterpret_cast<const float2*>(&totals[j][channel]);
     const auto add = [&](float2& to, bool counts, float sign) {
       to = {to.x + (counts ? sign * x.x : 0), to.y + (counts ? sign * x.y : 0)};
     };
     add(p.before, j < block, 1);
     add(p.behind, j > block, 1);
-    add(p.middle, block < 2 && j >= block && j < 2, -1);
-    add(p.middle, block > 2 && j == 2, 1);
-    add(p.all, true, 1);
+    add(p.middle, j >= block && j < kMiddle, -1);
+    add(p.middle, j >= kMiddle && j < block, 1);
+    add(p.late, j >= kMiddle, 1);
   }
   return p;
 }

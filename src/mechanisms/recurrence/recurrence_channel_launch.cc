@@ -1,5 +1,7 @@
 #include "mechanisms/recurrence/recurrence_channel_launch.h"
 
+#include <algorithm>
+
 #include "mechanisms/recurrence/recurrence_delta_launch.h"
 
 namespace linnet::cuda {
@@ -24,6 +26,17 @@ bool has_channels(const Engine& e) { return e.g_width > 1 && e.q.dtype == Dtype:
 namespace {
 
 constexpr const char* kImage = "recurrence_channel_cuda";
+
+Rows result_rows(const Engine& base, const View& view, float* parts, int32_t width) {
+  if (!view.given()) return {};
+  return parts == nullptr ? rows_of(view, base.H) : dense_rows(parts, base.T, base.H, width);
+}
+void add_groups(const Launch& launch, const Engine& base, const View& view, float* parts, int32_t width) {
+  if (!view.given() || parts == nullptr) return;
+  const int64_t heads = view.size[2];
+  sum_groups(launch, rows_of(view, heads), dense_rows(parts, base.T, base.H, width), base.offsets != nullptr ? 1 : base.N,
+             base.T, heads, base.H / heads, width);
+}
 
 void refuse(const Launch& launch) { *launch.error = "a tensor has no description for the copy engine"; }
 
@@ -109,17 +122,6 @@ void align_rows(const Launch& launch, const ChannelRows& rows, Engine* base, Row
   if (!is_aligned(*dout, Dtype::bf16)) *dout = copied(*dout, rows.dout, e.V);
 }
 
-Rows result_rows(const Engine& base, const View& view, float* parts, int32_t width) {
-  if (!view.given()) return {};
-  return parts == nullptr ? rows_of(view, base.H) : dense_rows(parts, base.T, base.H, width);
-}
-void add_groups(const Launch& launch, const Engine& base, const View& view, float* parts, int32_t width) {
-  if (!view.given() || parts == nullptr) return;
-  const int64_t heads = view.size[2];
-  sum_groups(launch, rows_of(view, heads), dense_rows(parts, base.T, base.H, width), base.offsets != nullptr ? 1 : base.N,
-             base.T, heads, base.H / heads, width);
-}
-
 ChannelScratch cut_channel_gradients(Arena& arena, const Engine& e) {
   ChannelScratch scratch;
   if (!has_channel_gradients(e)) return scratch;
@@ -127,7 +129,7 @@ ChannelScratch cut_channel_gradients(Arena& arena, const Engine& e) {
   const int64_t chunks = channel_chunks(e.offsets != nullptr, e.N, e.T) * e.H;
   scratch.states = arena.take<char>(chunks * e.K * e.V * 2);
   scratch.later = arena.take<char>(chunks * e.K * e.V * 2);
-  scratch.exact = arena.take<int32_t>(chunks);
+  scratch.exact = arena.take<int32_t>(chunks * gradient_parts(e.K, false));
   scratch.engine = cut_engine(arena, e);
   return scratch;
 }
@@ -153,33 +155,47 @@ void run_channel_gradients(const Launch& launch, const ChannelGradients& g, cons
   walk_channels(launch, backwards, scratch.engine, scratch.later);
 
   ChannelGradient t;
-  t.e = base;
-  t.wide = base.g.dtype == Dtype::f32;
   t.states = scratch.states;
   t.later = scratch.later;
   t.exact = scratch.exact;
-  t.dq = result_rows(base, g.dq, scratch.rows.dq, base.K);
-  t.dk = result_rows(base, g.dk, scratch.rows.dk, base.K);
-  t.dv = result_rows(base, g.dv, scratch.rows.dv, base.V);
+  run_chunk_gradients(launch, base, dout, scratch.rows, {g.dq, g.dk, g.dv, g.dg}, t);
+}
+
+void run_chunk_gradients(const Launch& launch, const Engine& base, const Rows& dout, const ChannelRows& rows,
+                         const ChannelResults& results, ChannelGradient t) {
+  t.e = base;
+  t.wide = base.g.dtype == Dtype::f32;
+  t.dq = result_rows(base, results.dq, rows.dq, base.K);
+  t.dk = result_rows(base, results.dk, rows.dk, base.K);
+  t.dv = result_rows(base, results.dv, rows.dv, base.V);
   t.dv_pieces = is_aligned(t.dv, Dtype::bf16);
-  t.dg = rows_of(g.dg, base.H);
-  if (!encode_rows(&t.q, base, base.q, base.K) || !encode_rows(&t.k, base, base.k, base.K) ||
-      !encode_rows(&t.v, base, base.v, base.V) || !encode_rows(&t.d, base, dout, base.V) || !encode_gates(&t.g, base)) {
-    return refuse(launch);
+  t.dg = rows_of(results.dg, base.H);
+  bool encoded = encode_rows(&t.v, base, base.v, base.V) && encode_rows(&t.d, base, dout, base.V);
+  for (int i = 0; i < base.K / 64; ++i) {
+    Engine panel = base;
+    panel.K = 64;
+    for (Rows* from : {&panel.q, &panel.k, &panel.g}) {
+      from->data = static_cast<const char*>(from->data) + i * 64 * dtype_size(from->dtype);
+    }
+    encoded = encoded && encode_rows(&t.q[i], panel, panel.q, 64) && encode_rows(&t.k[i], panel, panel.k, 64) &&
+              encode_gates(&t.g[i], panel);
   }
+  if (!encoded) return refuse(launch);
   // All chunks, but those whose gates range too far; then these.
   static constexpr const char* kNames[2][2][2] = {
       {{"channel_gradient_64_64", "channel_gradient_64_128"}, {"channel_gradient_128_64", "channel_gradient_128_128"}},
       {{"channel_exact_64_64", "channel_exact_64_128"}, {"channel_exact_128_64", "channel_exact_128_128"}}};
-  for (const auto& names : kNames) {
-    enqueue(
-        launch,
-        {"recurrence_channel_backward_cuda", names[base.K == 128][base.V == 128], 512, gradient_shared_bytes(base.K, base.V)},
-        {channel_chunks(base.offsets != nullptr, base.N, base.T) * base.H}, t);
+  static constexpr const char* kBeta[2][2] = {{"kda_gradient_64", "kda_gradient_128"}, {"kda_exact_64", "kda_exact_128"}};
+  const bool beta = base.beta.data != nullptr, wide_k = base.K == 128, wide_v = base.V == 128;
+  const int64_t blocks = channel_chunks(base.offsets != nullptr, base.N, base.T) * base.H * gradient_parts(base.K, beta);
+  for (const bool split : {false, true}) {
+    const char* name = beta ? kBeta[split][wide_k] : kNames[split][wide_k][wide_v];
+    enqueue(launch, {"recurrence_channel_gradients_cuda", name, 256, gradient_shared_bytes(split)},
+            {split ? std::min<int64_t>(blocks, kExactBlocks) : blocks}, t);
   }
-  add_groups(launch, base, g.dq, scratch.rows.dq, base.K);
-  add_groups(launch, base, g.dk, scratch.rows.dk, base.K);
-  add_groups(launch, base, g.dv, scratch.rows.dv, base.V);
+  add_groups(launch, base, results.dq, rows.dq, base.K);
+  add_groups(launch, base, results.dk, rows.dk, base.K);
+  add_groups(launch, base, results.dv, rows.dv, base.V);
 }
 
 }  // namespace linnet::cuda

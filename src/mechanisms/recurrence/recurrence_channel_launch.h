@@ -29,8 +29,13 @@ struct ChannelRows {
 ChannelRows cut_rows(Arena& arena, const Engine& base);
 // Makes the copies; base and dout are then theirs.
 void align_rows(const Launch& launch, const ChannelRows& rows, Engine* base, Rows* dout);
-Rows result_rows(const Engine& base, const View& view, float* parts, int32_t width);
-void add_groups(const Launch& launch, const Engine& base, const View& view, float* parts, int32_t width);
+
+// The gradients of all chunks: `t` has what was kept and the results that are no rows of heads, `results` the others.
+struct ChannelResults {
+  View dq, dk, dv, dg;
+};
+void run_chunk_gradients(const Launch& launch, const Engine& base, const Rows& dout, const ChannelRows& rows,
+                         const ChannelResults& results, ChannelGradient t);
 
 struct ChannelScratch {
   ChannelRows rows;

@@ -13,11 +13,8 @@
 //
 //   R' = R exp(G_C - G_m),  dN = K' R' + P^T dO,  dY = T^T dN,  R = (R' + Q'^T dO - K"^T dY) exp(G_m)
 //
-// keeps R' and dY (dV), and then, for all chunks at once, with dP = tril(dO N^T) and dL = -tril(dY N^T, -1)
-//
-//   dQ' = dO S'^T + dP K'    dK" = -dY S'^T + dL K'    dK' = N R'^T + dP^T Q' + dL^T K"    dbeta_i = dY_i N_i / beta_i^2
-//
-// are given their decays. A beta of 0 counts as kLeastBeta there: what is divided by it again must not be lost.
+// keeps R' and dY (dV); the rest is found for all chunks at once (recurrence_channel_gradients_cuda.cu). A beta of 0 counts as
+// kKdaLeastBeta there: what is divided by it again must not be lost.
 #pragma once
 
 #include "mechanisms/recurrence/recurrence_channel.h"
@@ -57,8 +54,6 @@ struct Kda {
   char *residuals = nullptr, *adjoints = nullptr;  // [64 tokens, D]: N, dY
   float* dmaps = nullptr;                          // [segments, N, H, D, D]: R before each segment but the first
   States dfinal, dinitial;
-  Rows dq, dk, dv, dg, dbeta;
-  bool dv_pieces = false;  // dv in bf16, 16 bytes at a time
 };
 
 constexpr int kda_prepare_bytes(int D) {
@@ -67,9 +62,6 @@ constexpr int kda_prepare_bytes(int D) {
 constexpr int kda_stage(int D) { return kda_images(D) + D * 128 + 2048; }
 constexpr int kda_walk_bytes(int D) { return 1024 + 2 * kda_stage(D) + 1024; }
 constexpr int kda_reverse_bytes(int D) { return 1024 + 2 * (3 * D * 128 + 16384 + 8192 + D * 128 + 2048) + D * D * 2 + 1024; }
-constexpr int kda_gradient_bytes(int D) {
-  return 1024 + 6 * D * 128 + 3 * 256 * D + 2 * 8192 + 4 * (4 * D * 3 + 2 * D + 2 * 64) + 1024;
-}
 constexpr int kda_walk_threads(int D) { return 128 * (1 + D / 64); }
 
 }  // namespace linnet::cuda

@@ -112,12 +112,6 @@ void run_kda_gradients(const Launch& launch, const KdaGradients& g, const KdaBac
   t.dmaps = scratch.dmaps;
   t.dfinal = g.dfinal;
   t.dinitial = g.dinitial;
-  t.dq = result_rows(base, g.dq, scratch.rows.dq, base.K);
-  t.dk = result_rows(base, g.dk, scratch.rows.dk, base.K);
-  t.dv = result_rows(base, g.dv, scratch.rows.dv, base.V);
-  t.dv_pieces = is_aligned(t.dv, Dtype::bf16);
-  t.dg = rows_of(g.dg, base.H);
-  t.dbeta = g.dbeta;
   prepare(launch, t);
   const bool large = base.K == 128;
   const int64_t heads = base.N * base.H, segments = segments_of_kda(base);
@@ -133,13 +127,14 @@ void run_kda_gradients(const Launch& launch, const KdaGradients& g, const KdaBac
     t.phase = KdaPhase::joined;
   }
   enqueue(launch, reverse, {heads, segments}, t);
-  for (const char* name : {large ? "kda_gradient_128" : "kda_gradient_64", large ? "kda_exact_128" : "kda_exact_64"}) {
-    enqueue(launch, {"recurrence_kda_gradients_cuda", name, 512, kda_gradient_bytes(base.K)},
-            {channel_chunks(base.offsets != nullptr, base.N, base.T) * base.H}, t);
-  }
-  add_groups(launch, base, g.dq, scratch.rows.dq, base.K);
-  add_groups(launch, base, g.dk, scratch.rows.dk, base.K);
-  add_groups(launch, base, g.dv, scratch.rows.dv, base.V);
+  ChannelGradient gradient;
+  gradient.states = scratch.states;
+  gradient.later = scratch.dstates;
+  gradient.residuals = scratch.residuals;
+  gradient.adjoints = scratch.adjoints;
+  gradient.records = scratch.kda.records;
+  gradient.dbeta = g.dbeta;
+  run_chunk_gradients(launch, base, dout, scratch.rows, {g.dq, g.dk, g.dv, g.dg}, gradient);
 }
 
 }  // namespace linnet::cuda
