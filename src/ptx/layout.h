@@ -41,4 +41,13 @@ constexpr uint64_t descriptor_mn_major(uint32_t tile, uint32_t rows, uint32_t k)
   return descriptor(tile + k * 16 * kRowBytes, rows * kRowBytes, 1024);
 }
 
+// The same from that of k = 0, by one addition: shared memory ends before the address's bits do.
+constexpr uint64_t step_descriptor(uint64_t first, uint32_t bytes) {
+  return (first & 0xffffffff00000000) | (static_cast<uint32_t>(first) + bytes / 16);
+}
+constexpr uint64_t step_k_major(uint64_t first, uint32_t rows, uint32_t k) {
+  return step_descriptor(first, k / 4 * rows * kRowBytes + k % 4 * 32);
+}
+constexpr uint64_t step_mn_major(uint64_t first, uint32_t k) { return step_descriptor(first, k * 16 * kRowBytes); }
+
 }  // namespace linnet::ptx

@@ -65,5 +65,14 @@ TEST(PtxLayout, StepsStayInsideTheRow) {
   }
 }
 
+TEST(PtxLayout, DescriptorsByAddition) {
+  for (uint32_t tile : {0u, 1024u, 0x38000u}) {
+    for (uint32_t k = 0; k < 8; ++k) {
+      EXPECT_EQ(step_k_major(descriptor_k_major(tile, 64, 0), 64, k), descriptor_k_major(tile, 64, k));
+      if (k < 4) EXPECT_EQ(step_mn_major(descriptor_mn_major(tile, 64, 0), k), descriptor_mn_major(tile, 64, k));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace linnet::ptx

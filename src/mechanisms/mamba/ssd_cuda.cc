@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/sequence.h"
+#include "mechanisms/recurrence/recurrence_delta_launch.h"
 #include "mechanisms/recurrence/recurrence_gradients.h"
 #include "ssd.h"
 
@@ -73,9 +74,12 @@ const char* refuses(const Args& args) {
 }
 
 struct Scratch {
-  void *v = nullptr, *dv = nullptr, *dy = nullptr, *y = nullptr;  // [B, T, H, V]
+  bool tiled = false;
+  void *v = nullptr, *dx = nullptr, *dy = nullptr, *y = nullptr;  // [B, T, H, V]
+  float *dv = nullptr, *dots = nullptr;                           // [B, T, H, V], [B, H, V / 16, T]
   float *g = nullptr, *dg = nullptr;                              // [B, T, H]
-  float* sums = nullptr;
+  int64_t skip_parts = 0;
+  float *skip_sums = nullptr, *step_sums = nullptr;
   GradientScratch gradients;
 };
 int64_t parts_of(const Engine& e, int64_t B) {
@@ -91,19 +95,33 @@ Engine inner_engine(const SsdArgs& args, const Scratch& scratch) {
   e.finish = {};
   return e;
 }
+// Whether the tiled kernels take the gradients: by the inputs alone, since gradients have places in the workspace.
+bool has_tiled_gradients(const SsdArgs& args) {
+  Engine e = engine_of(args);
+  e.out = e.v;
+  return is_aligned(e.v, e.q.dtype) && is_tiled(e);
+}
 Scratch cut(Arena& arena, const SsdArgs& args) {
   const Engine e = engine_of(args);
   const int64_t B = args.x.size[0], rows = B * e.T * e.H, bytes = rows * e.V * dtype_size(args.x.dtype);
   Scratch s;
-  s.v = arena.take<char>(bytes);
-  s.dv = arena.take<char>(bytes);
-  if (args.z.given()) {
+  s.tiled = has_tiled_gradients(args);
+  if (s.tiled) {
+    s.dots = arena.take<float>(rows * (e.V / 16));
+    s.dx = arena.take<char>(bytes);
     s.dy = arena.take<char>(bytes);
-    s.y = arena.take<char>(bytes);
+    s.skip_parts = e.N * tile_segments(e);
+  } else {
+    s.v = arena.take<char>(bytes);
+    s.dv = arena.take<float>(rows * e.V);
+    if (args.z.given()) s.dy = arena.take<char>(bytes);
+    s.skip_parts = parts_of(e, B);
   }
+  if (args.z.given()) s.y = arena.take<char>(bytes);
   s.g = arena.take<float>(rows);
   s.dg = arena.take<float>(rows);
-  s.sums = arena.take<float>(e.H * parts_of(e, B) * (e.V + 2));
+  s.skip_sums = arena.take<float>(e.H * s.skip_parts * e.V);
+  s.step_sums = arena.take<float>(e.H * parts_of(e, B) * 2);
   s.gradients = cut_gradients(arena, inner_engine(args, s), args.B.size[2] != e.H);
   return s;
 }
@@ -120,7 +138,9 @@ struct RowKernel {
 RowKernel row_kernel(const char* stem, const SsdRows& s, Dtype dtype) {
   const int64_t vector = 16 / dtype_size(dtype);
   bool vectors = s.V % vector == 0;
-  for (const Rows& rows : {s.x, s.z, s.dout, s.v, s.dy, s.dv, s.y, s.dx, s.dz}) vectors = vectors && fits_vectors(rows, vector);
+  for (const Rows& rows : {s.x, s.z, s.dout, s.v, s.dy, s.dv, s.y, s.dx, s.dz}) {
+    vectors = vectors && fits_vectors(rows, vector);
+  }
   const bool narrow = vectors && s.V <= 16 * vector;
   RowKernel kernel = {{}, narrow ? 16 : 8};
   int length = 0;
@@ -182,30 +202,35 @@ void mamba_ssd_backward(const SsdArgs& args, const SsdOut&, const SsdGrads& grad
   s.dout = rows_of(grads.dout, inner.H);
   s.steps = steps_of(args);
   s.skip = skip_of(args);
-  s.dy = dense(scratch.dy);
+  if (args.z.given() || (scratch.tiled && !is_aligned(s.dout, dtype))) s.dy = dense(scratch.dy);
+  const int64_t sizes[4] = {s.B, s.T, s.H, s.V};
+  const Rows dx = rows_of(grads.dx, inner.H);
+  const bool staged = scratch.tiled && !is_aligned(dx, dtype);  // dx, where its view cannot be stored to, or nobody wants it
   Gradients g;
-  g.base = engine_of(args);
-  g.base.finish = {};
-  g.dout = args.z.given() ? s.dy : s.dout;
+  g.dout = s.dy.data != nullptr ? s.dy : s.dout;
   g.dq = grads.dC;
   g.dk = grads.dB;
-  const int64_t sizes[4] = {s.B, s.T, s.H, s.V};
-  g.dv = View::dense(scratch.dv, dtype, sizes, 4);
   g.dg = dense_rows(scratch.dg, inner.T, inner.H, 1);
   g.initial = states_of(args.initial_state);
   g.dfinal = states_of(grads.dfinal_state);
   g.dinitial = states_of(grads.dinitial_state);
-  if (!is_tiled(g, scratch.gradients)) {
+  if (scratch.tiled) {
+    g.base = engine_of(args);
+    g.base.finish = {};
+    g.dv = staged ? View::dense(scratch.dx, dtype, sizes, 4) : grads.dx;
+    g.skip = s.skip;
+    g.back = {s.x, scratch.dots, scratch.skip_sums};
+  } else {
     g.base = inner;
+    g.dv = View::dense(scratch.dv, Dtype::f32, sizes, 4);
     s.v = inner.v;
     s.g = inner.g;
   }
+  const int64_t rows = s.B * s.T * s.H;
   if (s.v.data != nullptr || s.dy.data != nullptr) {
     const RowKernel before = row_kernel("before", s, dtype);
-    enqueue(launch, {kImage, before.name, 256}, {(s.B * s.T * s.H + before.at_once - 1) / before.at_once}, s);
+    enqueue(launch, {kImage, before.name, 256}, {(rows + before.at_once - 1) / before.at_once}, s);
   }
-  s.dv = dense(scratch.dv);
-  s.dg = g.dg;
   if (grads.dz.given()) {
     s.y = dense(scratch.y);
     Engine read = g.base;
@@ -215,12 +240,26 @@ void mamba_ssd_backward(const SsdArgs& args, const SsdOut&, const SsdGrads& grad
   }
   run_gradients(launch, g, scratch.gradients);
 
-  s.dx = rows_of(grads.dx, inner.H);
-  s.ddt = scalars_of(grads.ddt);
+  s.dg = g.dg;
   s.dz = rows_of(grads.dz, inner.H);
+  s.ddt = scalars_of(grads.ddt);
   s.parts = static_cast<int32_t>(parts_of(inner, s.B));
-  s.sums = scratch.sums;
-  enqueue(launch, {kImage, row_kernel("behind", s, dtype).name, 256}, {s.parts, s.H}, s);
+  s.skip_parts = static_cast<int32_t>(scratch.skip_parts);
+  s.skip_sums = scratch.skip_sums;
+  s.step_sums = scratch.step_sums;
+  if (scratch.tiled) {
+    s.dots = scratch.dots;
+    if (staged && dx.data != nullptr) copy_rows(launch, dx, dense(scratch.dx), s.B, s.T, s.H, s.V);
+    enqueue(launch, {kImage, "behind_steps", 256}, {s.parts, s.H}, s);
+    if (grads.dz.given()) {
+      const RowKernel gate = row_kernel("gate", s, dtype);
+      enqueue(launch, {kImage, gate.name, 256}, {(rows + gate.at_once - 1) / gate.at_once}, s);
+    }
+  } else {
+    s.dx = dx;
+    s.dv = dense_rows(scratch.dv, inner.T, inner.H, inner.V);
+    enqueue(launch, {kImage, row_kernel("behind", s, dtype).name, 256}, {s.parts, s.H}, s);
+  }
   const View &dD = grads.dD, &dA = grads.dA, &dbias = grads.ddt_bias;
   if (!dD.given() && !dA.given() && !dbias.given()) return;
   const bool each = dD.given() && dD.rank == 2;

@@ -30,6 +30,21 @@ struct Raw {
   }
 };
 
+// W floats.
+template <int W>
+__device__ __forceinline__ void load_floats(const Rows& rows, int64_t place, bool in, float (&x)[W]) {
+  const float* at = static_cast<const float*>(rows.data) + place;
+  if constexpr (W > 1) {
+#pragma unroll
+    for (int i = 0; i < W; i += 4) {
+      const float4 four = in ? __ldcs(reinterpret_cast<const float4*>(at + i)) : float4{0, 0, 0, 0};
+      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+    }
+  } else {
+    x[0] = in ? *at : 0;
+  }
+}
+
 template <class T, int W>
 __device__ __forceinline__ void load_row(const Rows& rows, int64_t place, bool in, float (&x)[W]) {
   const T* at = static_cast<const T*>(rows.data) + place;
@@ -74,11 +89,52 @@ __device__ void before(const SsdRows& s) {
     if (s.dy.data == nullptr) continue;
     float d[W], z[W];
     load_row<T, W>(s.dout, row_of(s.dout, b, t, h) + c, s.dout.data != nullptr, d);
-    load_row<T, W>(s.z, row_of(s.z, b, t, h) + c, true, z);
+    if (s.z.data != nullptr) {
+      load_row<T, W>(s.z, row_of(s.z, b, t, h) + c, true, z);
 #pragma unroll
-    for (int i = 0; i < W; ++i) d[i] *= z[i] * ptx::logistic<sizeof(T) == 2>(z[i]);
+      for (int i = 0; i < W; ++i) d[i] *= z[i] * ptx::logistic<sizeof(T) == 2>(z[i]);
+    }
     store_row<T, W>(s.dy, row_of(s.dy, b, t, h) + c, d);
   }
+}
+
+// dz of W channels of a token, from x and the skip's factors.
+template <class T, int W>
+__device__ __forceinline__ void store_dz(const SsdRows& s, int64_t b, int64_t t, int h, int c, const float (&x)[W],
+                                         const float (&skip)[W]) {
+  constexpr bool quick = sizeof(T) == 2;
+  float d[W], z[W], y[W];
+  load_row<T, W>(s.dout, row_of(s.dout, b, t, h) + c, s.dout.data != nullptr, d);
+  load_row<T, W>(s.z, row_of(s.z, b, t, h) + c, true, z);
+  load_row<T, W>(s.y, row_of(s.y, b, t, h) + c, true, y);
+#pragma unroll
+  for (int k = 0; k < W; ++k) {
+    const float gate = ptx::logistic<quick>(z[k]), other = ptx::logistic<quick>(-z[k]);
+    d[k] *= fmaf(skip[k], x[k], y[k]) * gate * fmaf(z[k], other, 1);
+  }
+  store_row<T, W>(s.dz, row_of(s.dz, b, t, h) + c, d);
+}
+template <class T, int W, int lanes>
+__device__ void gate_rows(const SsdRows& s) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / lanes) + threadIdx.x / lanes;
+  if (row >= s.B * s.T * s.H) return;
+  const int h = static_cast<int>(row % s.H), lane = threadIdx.x % lanes;
+  const int64_t t = row / s.H % s.T, b = row / s.H / s.T;
+  for (int c = lane * W; c < s.V; c += lanes * W) {
+    float x[W], skip[W];
+    load_row<T, W>(s.x, row_of(s.x, b, t, h) + c, true, x);
+#pragma unroll
+    for (int k = 0; k < W; ++k) skip[k] = skip_of(s.skip, h, c + k);
+    store_dz<T, W>(s, b, t, h, c, x, skip);
+  }
+}
+
+// A token's gradient of dt, from dg and dv . x.
+template <bool quick>
+__device__ __forceinline__ float step_gradient(const StepSizes& steps, float raw, float rate, float dg, float dot) {
+  const float soft = quick ? softplus_quick(raw) : softplus(raw);
+  const float slope = soft < steps.low || soft > steps.high ? 0 : ptx::logistic<quick>(raw);
+  return fmaf(rate, dg, dot) * slope;
 }
 
 // Block (part, head): its tokens of the head, kThreads / lanes at once.
@@ -107,7 +163,8 @@ __device__ void behind(const SsdRows& s) {
     int64_t b, t;
     uint32_t dt;
     float dg;
-    Raw<T, W> x[items], dv[items], dy[items];
+    Raw<T, W> x[items], dy[items];
+    float dv[items][W];
   };
   const auto ask = [&](int64_t turn, Asked& a) {
     const bool in = turn + slot < to;
@@ -121,7 +178,7 @@ __device__ void behind(const SsdRows& s) {
       const int c = (lane + lanes * i) * W;
       const bool mine = in && c < s.V;
       a.x[i].load(s.x, row_of(s.x, a.b, a.t, h) + c, mine);
-      a.dv[i].load(s.dv, row_of(s.dv, a.b, a.t, h) + c, mine);
+      load_floats<W>(s.dv, row_of(s.dv, a.b, a.t, h) + c, mine, a.dv[i]);
       a.dy[i].load(dy_rows, row_of(dy_rows, a.b, a.t, h) + c, mine && dy_rows.data != nullptr);
     }
   };
@@ -140,58 +197,43 @@ __device__ void behind(const SsdRows& s) {
       const bool mine = in && c < s.V;
       float x[W], dv[W], dy[W];
       now.x[i].get(x);
-      now.dv[i].get(dv);
       now.dy[i].get(dy);
-      if (s.dz.data != nullptr && mine) {
-        float d[W], z[W], y[W];
-        load_row<T, W>(s.dout, row_of(s.dout, b, t, h) + c, s.dout.data != nullptr, d);
-        load_row<T, W>(s.z, row_of(s.z, b, t, h) + c, true, z);
-        load_row<T, W>(s.y, row_of(s.y, b, t, h) + c, true, y);
-#pragma unroll
-        for (int k = 0; k < W; ++k) {
-          const float gate = ptx::logistic<sizeof(T) == 2>(z[k]), other = ptx::logistic<sizeof(T) == 2>(-z[k]);
-          d[k] *= fmaf(skip[i][k], x[k], y[k]) * gate * fmaf(z[k], other, 1);
-        }
-        store_row<T, W>(s.dz, row_of(s.dz, b, t, h) + c, d);
-      }
+      if (s.dz.data != nullptr && mine) store_dz<T, W>(s, b, t, h, c, x, skip[i]);
 #pragma unroll
       for (int k = 0; k < W; ++k) {
-        dot = fmaf(dv[k], x[k], dot);
+        dot = fmaf(now.dv[i][k], x[k], dot);
         dD[i][k] = fmaf(dy[k], x[k], dD[i][k]);
-        dv[k] = fmaf(skip[i][k], dy[k], delta * dv[k]);
+        dv[k] = fmaf(skip[i][k], dy[k], delta * now.dv[i][k]);
       }
       if (s.dx.data != nullptr && mine) store_row<T, W>(s.dx, row_of(s.dx, b, t, h) + c, dv);
     }
     dot = ptx::sum_lanes<lanes>(dot);
-    const float soft = quick ? softplus_quick(raw) : softplus(raw);
-    const float slope = soft < s.steps.low || soft > s.steps.high ? 0 : ptx::logistic<quick>(raw);
-    const float ddt = fmaf(rate, dg, dot) * slope;
+    const float ddt = step_gradient<quick>(s.steps, raw, rate, dg, dot);
     if (!in || lane != 0) continue;
     dA = fmaf(delta, dg, dA);
     dbias += ddt;
     if (s.ddt.data != nullptr) ptx::store(const_cast<void*>(s.ddt.data), s.ddt.dtype, row_of(s.ddt, b, t, h), ddt);
   }
-  if (s.sums == nullptr) return;
-  float* to_sums = s.sums + (static_cast<int64_t>(h) * s.parts + blockIdx.x) * (s.V + 2);
-  const auto add = [&](float x, int column, bool mine) {  // over the slots, in order
+  const int64_t part = static_cast<int64_t>(h) * s.parts + blockIdx.x;
+  const auto add = [&](float x, float* to_sum, bool mine) {  // over the slots, in order
     __syncthreads();
     shared[threadIdx.x] = x;
     __syncthreads();
     if (slot != 0 || !mine) return;
     float sum = 0;
     for (int i = 0; i < kAtOnce; ++i) sum += shared[i * lanes + lane];
-    to_sums[column] = sum;
+    *to_sum = sum;
   };
 #pragma unroll
   for (int i = 0; i < items; ++i) {
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       const int c = (lane + lanes * i) * W + k;
-      add(dD[i][k], c, c < s.V);
+      add(dD[i][k], s.skip_sums + part * s.V + c, c < s.V);
     }
   }
-  add(dA, s.V, lane == 0);
-  add(dbias, s.V + 1, lane == 0);
+  add(dA, s.step_sums + 2 * part, lane == 0);
+  add(dbias, s.step_sums + 2 * part + 1, lane == 0);
 }
 
 }  // namespace
@@ -207,7 +249,7 @@ __device__ void behind(const SsdRows& s) {
   extern "C" __global__ void __launch_bounds__(kThreads) before_any_##suffix(const __grid_constant__ SsdRows s) {   \
     before<T, 1, 32>(s);                                                                                            \
   }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(kThreads, 3) behind_16_##suffix(const __grid_constant__ SsdRows s) { \
+  extern "C" __global__ void __launch_bounds__(kThreads, 2) behind_16_##suffix(const __grid_constant__ SsdRows s) { \
     behind<T, ptx::kVector<T>, 16, 1>(s);                                                                           \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(kThreads) behind_32_##suffix(const __grid_constant__ SsdRows s) {    \
@@ -216,9 +258,50 @@ __device__ void behind(const SsdRows& s) {
   extern "C" __global__ void __launch_bounds__(kThreads) behind_any_##suffix(const __grid_constant__ SsdRows s) {   \
     behind<T, 1, 32, 8>(s);                                                                                         \
   }
+#define LINNET_SSD_GATE(suffix, T)                                                                              \
+  extern "C" __global__ void __launch_bounds__(kThreads) gate_16_##suffix(const __grid_constant__ SsdRows s) {  \
+    gate_rows<T, ptx::kVector<T>, 16>(s);                                                                       \
+  }                                                                                                             \
+  extern "C" __global__ void __launch_bounds__(kThreads) gate_32_##suffix(const __grid_constant__ SsdRows s) {  \
+    gate_rows<T, ptx::kVector<T>, 32>(s);                                                                       \
+  }                                                                                                             \
+  extern "C" __global__ void __launch_bounds__(kThreads) gate_any_##suffix(const __grid_constant__ SsdRows s) { \
+    gate_rows<T, 1, 32>(s);                                                                                     \
+  }
+LINNET_SSD_GATE(bf16, __nv_bfloat16)
+LINNET_SSD_GATE(f16, __half)
 LINNET_SSD_ROWS(f32, float)
 LINNET_SSD_ROWS(bf16, __nv_bfloat16)
 LINNET_SSD_ROWS(f16, __half)
+
+// ddt, and parts of dA and ddt_bias, where the walk of dv has left dv . x. Block (part, head): a thread for each token.
+extern "C" __global__ void __launch_bounds__(kThreads) behind_steps(const __grid_constant__ SsdRows s) {
+  __shared__ float parts[kThreads / 32];
+  const int h = blockIdx.y, pieces = s.V / 16;
+  const int64_t tokens = s.B * s.T, share = (tokens + s.parts - 1) / s.parts;
+  const int64_t from = blockIdx.x * share, to = min(tokens, from + share);
+  const float rate = s.steps.A[h * s.steps.stride_A], bias = step_bias(s.steps, h);
+  float dA = 0, dbias = 0;
+  for (int64_t token = from + threadIdx.x; token < to; token += kThreads) {
+    const int64_t b = tokens < int64_t{1} << 31 ? static_cast<uint32_t>(token) / static_cast<uint32_t>(s.T) : token / s.T;
+    const int64_t t = token - b * s.T;
+    const float raw = ptx::load(s.dt.data, s.dt.dtype, row_of(s.dt, b, t, h)) + bias;
+    const float dg = static_cast<const float*>(s.dg.data)[row_of(s.dg, b, t, h)];
+    const float* dots = s.dots + (b * s.H + h) * pieces * s.T + t;
+    float dot = 0;
+    for (int i = 0; i < pieces; ++i) dot += dots[i * s.T];
+    const float ddt = step_gradient<true>(s.steps, raw, rate, dg, dot);
+    dA = fmaf(step_size<true>(s.steps, raw), dg, dA);
+    dbias += ddt;
+    if (s.ddt.data != nullptr) ptx::store(const_cast<void*>(s.ddt.data), s.ddt.dtype, row_of(s.ddt, b, t, h), ddt);
+  }
+  dA = ptx::sum_block<kThreads>(dA, parts);
+  dbias = ptx::sum_block<kThreads>(dbias, parts);
+  if (threadIdx.x != 0) return;
+  float* sums = s.step_sums + 2 * (static_cast<int64_t>(h) * s.parts + blockIdx.x);
+  sums[0] = dA;
+  sums[1] = dbias;
+}
 
 // The sums of a head over its parts: columns of dD (or all of them in one number), dA, ddt_bias. Block (head, column).
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -226,10 +309,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
               int64_t stride_A, void* dbias, int bias_type, int64_t stride_bias) {
   __shared__ float parts[kThreads / 32];
   const int h = blockIdx.x, column = blockIdx.y, columns = each ? s.V : 1;  // then dA, ddt_bias
-  const int first = column < columns ? column : s.V + column - columns, count = column < columns && !each ? s.V : 1;
   float sum = 0;
-  for (int i = threadIdx.x; i < s.parts * count; i += kThreads) {
-    sum += s.sums[(static_cast<int64_t>(h) * s.parts + i / count) * (s.V + 2) + first + i % count];
+  if (column < columns) {
+    const int count = each ? 1 : s.V;
+    for (int i = threadIdx.x; i < s.skip_parts * count; i += kThreads) {
+      sum += s.skip_sums[(static_cast<int64_t>(h) * s.skip_parts + i / count) * s.V + column + i % count];
+    }
+  } else {
+    for (int i = threadIdx.x; i < s.parts; i += kThreads) {
+      sum += s.step_sums[2 * (static_cast<int64_t>(h) * s.parts + i) + column - columns];
+    }
   }
   sum = ptx::sum_block<kThreads>(sum, parts);
   if (threadIdx.x != 0) return;

@@ -53,6 +53,14 @@ struct Finish {
   Rows z;
 };
 
+// The walk of mamba_ssd's dv (tiles only), whose values are dy, finishes what stands on it while it is still f32: its result is
+// dx = delta dv + D dy, and it leaves dv . x of every token and the sums of dy x over tokens.
+struct StepGradients {
+  Rows x;
+  float* dots = nullptr;  // [B, H, V / 16, T]: by 16 channels; null: an ordinary walk
+  float* dD = nullptr;    // [H, N * segments, V]
+};
+
 struct Engine {
   int64_t N = 0, T = 0;  // sequences; tokens of a batch row
   int32_t H = 0, K = 0, V = 0;
@@ -83,13 +91,15 @@ struct Engine {
   // one.
   void* saved = nullptr;
   float* saved_units = nullptr;
+  bool saved_transposed = false;  // by the tile kernel, as operands with key channels for rows
   StepSizes steps;
   Finish finish;
+  StepGradients back;
   bool untiled = false;  // not the tile kernel, whatever it could take
 };
 
 // Shared memory of the kernels that decode many heads: three states on their way, and what the threads of 32 columns share.
-constexpr int decode_ring_bytes(int K, int V) { return 2048 + 3 * K * V * 4 + V / 32 * (16 * K + 1056) + 64; }
+constexpr int decode_ring_bytes(int K, int V) { return 2048 + 3 * K * V * 4 + V / 16 * (16 * K + 1056) + 64; }
 
 constexpr Dtype saved_dtype(Dtype dtype, int32_t K, int32_t V) {
   return dtype == Dtype::bf16 && K % 64 == 0 && V % 64 == 0 ? Dtype::bf16 : Dtype::f32;  // as large as the tile kernel's

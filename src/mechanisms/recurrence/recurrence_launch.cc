@@ -28,7 +28,11 @@ bool is_aligned(const Rows& rows, Dtype dtype) {
          rows.stride_h % 8 == 0 && rows.stride_t >= 0 && rows.stride_b >= 0 && rows.stride_h >= 0;
 }
 
-int64_t tile_segments(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kSegment - 1) / kSegment; }
+int64_t tile_segments(const Engine& e) {
+  if (e.T <= kLongest) return 1;
+  const int64_t part = segment_tokens(e, e.T), whole = (e.T + part - 1) / part, most = kVeryLong / kSegment;
+  return e.offsets != nullptr && part > kSegment && whole < most ? most : whole;  // of one of the packed sequences
+}
 
 bool encode_rows(TensorMap* map, const Engine& e, const Rows& rows, int32_t width) {
   const auto distance = [](int64_t count, int64_t stride) {  // of a dimension with one entry nobody asks
@@ -48,7 +52,8 @@ bool has_tiles(const Engine& e) {
                      !e.l2_norm && e.out_source.map == Map::identity;
   return plain && !e.untiled && is_16_bit(dtype) && is_tile_width(e.K) && is_tile_width(e.V) && e.N > 0 && e.T > 0 &&
          e.scale != 0 && (e.finish.z.data == nullptr || is_aligned(e.finish.z, dtype)) && is_aligned(e.q, dtype) &&
-         is_aligned(e.k, dtype) && is_aligned(e.v, dtype) && is_aligned(e.out, dtype);
+         is_aligned(e.k, dtype) && is_aligned(e.v, dtype) &&
+         (is_aligned(e.out, dtype) || (e.out.data == nullptr && e.saved_transposed));
 }
 
 namespace {
@@ -83,10 +88,17 @@ void run_tiles(const Launch& launch, const Engine& e, const EngineScratch& scrat
   static constexpr const char* kSteps[2][2][2] = {
       {{"ssd_f16_64_64", "ssd_f16_64_128"}, {"ssd_f16_128_64", "ssd_f16_128_128"}},
       {{"ssd_bf16_64_64", "ssd_bf16_64_128"}, {"ssd_bf16_128_64", "ssd_bf16_128_128"}}};
-  const bool wide_k = e.K == 128, wide_v = e.V == 128, steps = e.steps.A != nullptr;
-  const Kernel kernel = {steps ? "recurrence_ssd_cuda" : image,
-                         steps ? kSteps[bf16][wide_k][wide_v] : kNames[bf16][wide_k][wide_v][decays], tile_threads(e.V),
-                         tile_shared_bytes(e.K, e.V)};
+  static constexpr const char* kBack[2][2][2] = {
+      {{"ssd_back_f16_64_64", "ssd_back_f16_64_128"}, {"ssd_back_f16_128_64", "ssd_back_f16_128_128"}},
+      {{"ssd_back_bf16_64_64", "ssd_back_bf16_64_128"}, {"ssd_back_bf16_128_64", "ssd_back_bf16_128_128"}}};
+  const bool wide_k = e.K == 128, wide_v = e.V == 128, steps = e.steps.A != nullptr, back = e.back.dots != nullptr;
+  const char* name = back    ? kBack[bf16][wide_k][wide_v]
+                     : steps ? kSteps[bf16][wide_k][wide_v]
+                             : kNames[bf16][wide_k][wide_v][decays];
+  const Kernel kernel = {back    ? "recurrence_ssd_back_cuda"
+                         : steps ? "recurrence_ssd_cuda"
+                                 : image,
+                         name, tile_threads(e.V), tile_shared_bytes(e.K, e.V)};
   const int64_t segments = tile_segments(e), heads = e.N * e.H;
   if (segments > 1) {
     tile.states = scratch.segments;
@@ -170,12 +182,14 @@ bool is_decode(const Engine& e) {
          e.initial.stride_row % 4 == 0 && e.initial.stride_h % 4 == 0 && e.initial.stride_n % 4 == 0;
 }
 void run_decode(const Launch& launch, const Engine& e) {
-  constexpr int64_t kMemory = 3 * 128 * 128 * 4;  // of a multiprocessor, for states
+  constexpr int64_t kMemory = 232448;  // shared, of a multiprocessor
   const bool ring = is_tile_width(e.K) && is_tile_width(e.V) && e.initial.stride_row == e.V;
-  const int64_t heads = e.N * e.H, blocks = ring ? cuda::multiprocessor_count() * (kMemory / (3 * e.K * e.V * 4)) : 0;
+  const int64_t heads = e.N * e.H,
+                blocks = ring ? cuda::multiprocessor_count() * (kMemory / (decode_ring_bytes(e.K, e.V) + 1024)) : 0;
   if (ring && heads >= 2 * blocks && heads < int64_t{1} << 30) {
     static constexpr const char* kNames[2][2] = {{"ring_64_64", "ring_64_128"}, {"ring_128_64", "ring_128_128"}};
-    return enqueue(launch, {"recurrence_decode_cuda", kNames[e.K == 128][e.V == 128], 4 * e.V, decode_ring_bytes(e.K, e.V)},
+    return enqueue(launch,
+                   {"recurrence_decode_cuda", kNames[e.K == 128][e.V == 128], 4 * e.V + 32, decode_ring_bytes(e.K, e.V)},
                    {blocks}, e);
   }
   const char* name = e.K <= 64 ? "decode_4" : e.K <= 128 ? "decode_8" : "decode_16";

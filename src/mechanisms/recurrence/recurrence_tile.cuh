@@ -63,6 +63,9 @@ struct Shared {
   uint64_t full[kStages], empty[kStages], p_full[2], p_empty[2];
 };
 
+// Whether a walk reads: not where only the states that segments leave are wanted, or those that it keeps.
+__device__ __forceinline__ bool has_reads(const Tile& tile) { return tile.phase != 1 && tile.e.out.data != nullptr; }
+
 // The chunks that a block walks.
 struct Walk {
   int64_t b, begin, length;  // the sequence: batch row, first token, tokens
@@ -81,7 +84,7 @@ __device__ Walk walk_of(const Engine& e, int64_t n, int segment, bool cut = true
     const int64_t end = offset(e, n + 1);
     w.length = end > w.begin ? end - w.begin : 0;
   }
-  const int chunks = static_cast<int>((w.length + C - 1) / C), part = static_cast<int>(kSegment / C);
+  const int chunks = static_cast<int>((w.length + C - 1) / C), part = static_cast<int>(segment_tokens(e, w.length) / C);
   const int segments = !cut || w.length <= kLongest ? 1 : (chunks + part - 1) / part;
   const int from = segments == 1 ? 0 : segment * part, to = segments == 1 ? chunks : min(chunks, from + part);
   w.count = segment < segments ? to - from : 0;
@@ -95,7 +98,7 @@ __device__ Walk walk_of(const Engine& e, int64_t n, int segment, bool cut = true
 template <int K, int V>
 __device__ void produce(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) {
   const Engine& e = tile.e;
-  const bool reads = tile.phase != 1;
+  const bool reads = has_reads(tile);
   constexpr uint32_t kWritten = (K + V) / 64 * kPanel, kRead = K / 64 * kPanel;
   ptx::prefetch_map(&tile.q);
   ptx::prefetch_map(&tile.k);
@@ -272,13 +275,14 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
       }
     }
     float p[32];
-    if (tile.phase != 1) {
+    if (has_reads(tile)) {
       ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
-      const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
+      const uint64_t q = ptx::descriptor_k_major(ptx::shared_address(s.q[stage]), C, 0);
+      const uint64_t k = ptx::descriptor_k_major(ptx::shared_address(s.k[stage]), C, 0);
       ptx::wgmma_fence();
 #pragma unroll
       for (int kk = 0; kk < K / 16; ++kk) {
-        ptx::wgmma_shared<bf16, false, false>(p, ptx::descriptor_k_major(q, C, kk), ptx::descriptor_k_major(k, C, kk), kk > 0);
+        ptx::wgmma_shared<bf16, false, false>(p, ptx::step_k_major(q, C, kk), ptx::step_k_major(k, C, kk), kk > 0);
       }
       ptx::wgmma_commit();
       const int row = warp * 16 + lane / 4;
@@ -366,6 +370,63 @@ __device__ __forceinline__ void add_skip(float (&O)[32], const float (&skip)[2],
   }
 }
 
+// The first `left` of these sums are those that this lane and its neighbour 2 left lanes away still have together.
+template <int left>
+__device__ __forceinline__ void halve(float (&sums)[16], int lane) {
+  const bool upper = (lane & (2 * left)) != 0;
+#pragma unroll
+  for (int i = 0; i < left; ++i) {
+    const float sent = upper ? sums[i] : sums[i + left], kept = upper ? sums[i + left] : sums[i];
+    sums[i] = kept + __shfl_xor_sync(0xffffffff, sent, 2 * left);
+  }
+}
+
+// mamba_ssd's dv, O^T = dv^T [64 value channels of this warpgroup, 64 tokens], with the rows x of these tokens, 16 bytes of a
+// token each, and dy in the tile v: O^T becomes dx, dots gets dv . x of the tokens over each warp's 16 channels, and dD the
+// sums of dy x over the tokens. `tile` is as free as store_rows wants it, which may follow at once: a warp reads and writes its
+// own 16 channels.
+template <bool bf16>
+__device__ __forceinline__ void finish_steps(float (&O)[32], const uint4 (&x)[4], const float (&skip)[2], const float* weight,
+                                             uint32_t v, char* tile, int group, int rows, float (&dD)[2], float* dots) {
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    *reinterpret_cast<uint4*>(tile + ptx::tile_byte(C, 16 * j + thread / 8, thread % 8 * 8)) = x[j];
+  }
+  group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
+  float sums[16];
+#pragma unroll
+  for (int kk = 0; kk < 4; ++kk) {
+    const int token = 16 * kk + lane / 16 * 8 + lane % 8, channel = 16 * warp + lane / 8 % 2 * 8;
+    uint32_t inputs[4], given[4];
+    ptx::load_matrices_transposed(inputs, ptx::shared_address(tile) + ptx::tile_byte(C, token, channel));
+    ptx::load_matrices_transposed(given, v + ptx::tile_byte(C, token, channel));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 size = *reinterpret_cast<const float2*>(weight + 16 * kk + 8 * half + lane % 4 * 2);
+      float* o = O + 8 * kk + 4 * half;
+      float dot[2] = {};
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const float2 from = ptx::unpack<bf16>(inputs[2 * half + row]), dy = ptx::unpack<bf16>(given[2 * half + row]);
+        dot[0] = fmaf(o[2 * row], from.x, dot[0]);
+        dot[1] = fmaf(o[2 * row + 1], from.y, dot[1]);
+        dD[row] = fmaf(dy.x, from.x, fmaf(dy.y, from.y, dD[row]));
+        o[2 * row] = fmaf(size.x, o[2 * row], skip[row] * dy.x);
+        o[2 * row + 1] = fmaf(size.y, o[2 * row + 1], skip[row] * dy.y);
+      }
+      sums[4 * kk + 2 * half] = dot[0];
+      sums[4 * kk + 2 * half + 1] = dot[1];
+    }
+  }
+  // Over the 8 lanes of a column: each step halves the columns that a lane still has, and leaves it tokens 2 lane and the next.
+  halve<8>(sums, lane);
+  halve<4>(sums, lane);
+  halve<2>(sums, lane);
+  if (2 * lane < rows) dots[2 * lane] = sums[0];
+  if (2 * lane + 1 < rows) dots[2 * lane + 1] = sums[1];
+}
+
 // 16 bytes of this thread in the rows of a walk: 8 threads have 128 bytes of a token, every 16th token. Found once: the way to
 // a row costs as much as all that is done with it.
 struct RowPlace {
@@ -420,12 +481,25 @@ __device__ __forceinline__ void save_operand(const Engine& e, int64_t slot, int 
   }
 }
 
-template <bool bf16, int K, int V, bool decays, bool steps>
+// The same transposed: 16 key channels x this warp's 16 value channels at a time, where a warpgroup of 64 key channels wants
+// them.
+template <int K, int V>
+__device__ __forceinline__ void save_transposed(const Engine& e, int64_t slot, int h, int group, const uint32_t (&A)[K / 4]) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  auto* to = static_cast<uint4*>(e.saved) + (slot * e.H + h) * (K * V / 8) + 128 * (group * 4 + warp) + lane;
+#pragma unroll
+  for (int j = 0; j < K / 16; ++j) {
+    to[j / 4 * (128 * V / 16) + j % 4 * 32] = uint4{ptx::transpose_matrix(A[4 * j]), ptx::transpose_matrix(A[4 * j + 2]),
+                                                    ptx::transpose_matrix(A[4 * j + 1]), ptx::transpose_matrix(A[4 * j + 3])};
+  }
+}
+
+template <bool bf16, int K, int V, bool decays, bool steps, bool back>
 __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int h, int segment, Shared<K, V>& s) {
   const Engine& e = tile.e;
   const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const int row = group * 64 + warp * 16 + lane / 4;  // of S^T: this value channel and the one 8 below
-  const bool reads = tile.phase != 1;
+  const bool reads = has_reads(tile);
   constexpr int kState = K / 2;
   float S[kState];
 
@@ -450,16 +524,19 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
   RowPlace z_place = {};
   float skip[2] = {};
   if constexpr (steps) {
-    z_place = place_of(e.finish.z, w, h, group);
+    z_place = place_of(back ? e.back.x : e.finish.z, w, h, group);
     skip[0] = skip_of(e.finish, h, row);
     skip[1] = skip_of(e.finish, h, row + 8);
   }
+  float dD[2] = {};
   for (int i = 0; i < w.count; ++i) {
     const int stage = i % kStages, slot = i % 2, chunk = e.reverse ? w.first - i : w.first + i;
     const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
     const Gates& gates = s.gates[slot];
-    const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
-    const uint32_t v = ptx::shared_address(s.v[stage]) + group * kPanel, p = ptx::shared_address(s.p[slot]);
+    const uint32_t v = ptx::shared_address(s.v[stage]) + group * kPanel;
+    const uint64_t q = ptx::descriptor_k_major(ptx::shared_address(s.q[stage]), C, 0);
+    const uint64_t k = ptx::descriptor_mn_major(ptx::shared_address(s.k[stage]), C, 0);
+    const uint64_t p = ptx::descriptor_k_major(ptx::shared_address(s.p[slot]), C, 0);
 
     bool strong = false;
     if constexpr (decays) {
@@ -475,7 +552,8 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
     // S^T as operand. f16: each row in units of a power of two.
     float O[32], units[2] = {1, 1};
     uint32_t A[kState / 2];
-    if (reads) {
+    const bool keeps = e.saved != nullptr && tile.phase != 1;
+    if (reads || keeps) {
       if constexpr (!bf16) {
         float largest[2] = {};
 #pragma unroll
@@ -495,14 +573,18 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
         A[j / 2] = ptx::pack<bf16>(S[j] * factor, S[j + 1] * factor);
       }
     }
-    if (reads && e.saved != nullptr) save_operand<K, V>(e, saved_slot(e, n, w.begin, chunk), h, group, A, units, row, lane);
+    if (keeps && e.saved_transposed) {
+      save_transposed<K, V>(e, saved_slot(e, n, w.begin, chunk), h, group, A);
+    } else if (keeps) {
+      save_operand<K, V>(e, saved_slot(e, n, w.begin, chunk), h, group, A, units, row, lane);
+    }
     ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
     if (reads) {
       ptx::hold(A);
       ptx::wgmma_fence();
 #pragma unroll
       for (int kk = 0; kk < K / 16; ++kk) {
-        ptx::wgmma<bf16, false>(O, A + 4 * kk, ptx::descriptor_k_major(q, C, kk), kk > 0);
+        ptx::wgmma<bf16, false>(O, A + 4 * kk, ptx::step_k_major(q, C, kk), kk > 0);
       }
       ptx::wgmma_commit();
     }
@@ -550,22 +632,22 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
     ptx::wgmma_fence();
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
-      ptx::wgmma<bf16, true>(S, values[kk], ptx::descriptor_mn_major(k, C, kk), true);
+      ptx::wgmma<bf16, true>(S, values[kk], ptx::step_mn_major(k, kk), true);
     }
     if (reads) {
       if (strong) {  // V itself, where the registers hold its decayed form
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {
-          ptx::wgmma_shared<bf16, true, false>(O, ptx::descriptor_mn_major(v, C, kk), ptx::descriptor_k_major(p, C, kk), true);
+          ptx::wgmma_shared<bf16, true, false>(O, ptx::descriptor_mn_major(v, C, kk), ptx::step_k_major(p, C, kk), true);
         }
       } else {
 #pragma unroll
-        for (int kk = 0; kk < 4; ++kk) ptx::wgmma<bf16, false>(O, values[kk], ptx::descriptor_k_major(p, C, kk), true);
+        for (int kk = 0; kk < 4; ++kk) ptx::wgmma<bf16, false>(O, values[kk], ptx::step_k_major(p, C, kk), true);
       }
     }
     ptx::wgmma_commit();
     uint4 z[4] = {};
-    if (steps && reads && e.finish.z.data != nullptr) {
+    if (steps && reads && (back || e.finish.z.data != nullptr)) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint16_t* from = z_place.at + (chunk * (C / 16) + j) * z_place.distance;
@@ -592,15 +674,18 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
           O[j + 3] *= factor.y;
         }
       }
-      if constexpr (steps) {
+      if constexpr (back) {
+        float* dots = e.back.dots + ((w.b * e.H + h) * (V / 16) + group * 4 + warp) * e.T + w.begin + chunk * C;
+        finish_steps<bf16>(O, z, skip, gates.weight, v, s.o[slot][group], group, rows, dD, dots);
+      } else if constexpr (steps) {
         if (e.finish.D != nullptr) add_skip<bf16>(O, skip, v, warp, lane);
       }
     }
     ptx::barrier_arrive(&s.empty[stage]);
     ptx::barrier_arrive(&s.p_empty[slot]);
     if (reads) {
-      const bool gate = steps && e.finish.z.data != nullptr;
-      store_rows<bf16, steps>(out_place, group, chunk, rows, O, decays ? 1 : out, s.o[slot][group], z, gate);
+      const bool gate = steps && !back && e.finish.z.data != nullptr;
+      store_rows<bf16, steps && !back>(out_place, group, chunk, rows, O, decays ? 1 : out, s.o[slot][group], z, gate);
     }
   }
   if constexpr (decays) {
@@ -613,9 +698,19 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
 #pragma unroll
     for (int j = 0; j < kState; ++j) saved(segment)[128 * j] = S[j];
     if (group == 0 && thread == 0) tile.decays[(segment * e.N + n) * e.H + h] = late ? 0 : all;
-  } else if (e.final.data != nullptr && w.ends) {
+    return;
+  }
+  if (e.final.data != nullptr && w.ends) {
 #pragma unroll
     for (int j = 0; j < kState; ++j) element(e.final, j) = e.out_factor * S[j];
+  }
+  if constexpr (back) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      dD[half] += __shfl_xor_sync(0xffffffff, dD[half], 1);
+      dD[half] += __shfl_xor_sync(0xffffffff, dD[half], 2);
+      if (lane % 4 == 0) e.back.dD[((h * e.N + n) * gridDim.y + segment) * V + row + 8 * half] = dD[half];
+    }
   }
 }
 
@@ -625,7 +720,8 @@ template <int threads, bool steps>
 __device__ bool skip_forgotten(const Engine& e, int h, Walk& w, float* sums) {
   const float rate = steps ? e.steps.A[h * e.steps.stride_A] : 0, bias = steps ? step_bias(e.steps, h) : 0;
   const int lane = threadIdx.x % 16;
-  for (int i = threadIdx.x / 16; i < static_cast<int>(kSegment / C); i += threads / 16) {  // 16 threads have a chunk
+  for (int turn = 0; turn < w.count; turn += threads / 16) {  // 16 threads have a chunk
+    const int i = turn + threadIdx.x / 16;
     const int64_t first = static_cast<int64_t>(e.reverse ? w.first - i : w.first + i) * C + lane;
     float g[4];
 #pragma unroll
@@ -640,7 +736,7 @@ __device__ bool skip_forgotten(const Engine& e, int h, Walk& w, float* sums) {
     for (int j = 0; j < 4; ++j) sum += fmaxf(g[j], kLeastGate);
 #pragma unroll
     for (int step = 1; step < 16; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
-    if (lane == 0) sums[i] = sum;
+    if (lane == 0 && i < w.count) sums[i] = sum;
   }
   __syncthreads();
   int from = w.count - 1;
@@ -654,7 +750,7 @@ __device__ bool skip_forgotten(const Engine& e, int h, Walk& w, float* sums) {
   return true;
 }
 
-template <bool bf16, int K, int V, bool decays, bool steps>
+template <bool bf16, int K, int V, bool decays, bool steps, bool back>
 __device__ void tile_kernel(const Tile& tile) {
   extern __shared__ char memory[];
   static_assert(sizeof(Shared<K, V>) + 1024 <= tile_shared_bytes(K, V));
@@ -662,7 +758,7 @@ __device__ void tile_kernel(const Tile& tile) {
   const int h = blockIdx.x % tile.e.H, segment = blockIdx.y;
   const int64_t n = blockIdx.x / tile.e.H;
   constexpr int kGroups = V / 64, kConsumers = 128 * kGroups;
-  const bool reads = tile.phase != 1;
+  const bool reads = has_reads(tile);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       ptx::barrier_init(&s.full[i], 1);
@@ -676,8 +772,8 @@ __device__ void tile_kernel(const Tile& tile) {
   }
   Walk w = walk_of(tile.e, n, segment);
   bool late = false;
-  if (decays && !reads) {
-    static_assert(kSegment / C <= C);
+  if (decays && tile.phase == 1) {
+    static_assert(2 * kSegment / C <= C);
     late = skip_forgotten<tile_threads(V), steps>(tile.e, h, w, s.gates[0].read);
   }
   __syncthreads();
@@ -689,7 +785,7 @@ __device__ void tile_kernel(const Tile& tile) {
     if (threadIdx.x == 0) produce<K, V>(tile, w, h, s);
   } else if (role <= kGroups) {
     ptx::more_registers<kGroups == 2 ? 192 : two ? 136 : 240>();
-    carry<bf16, K, V, decays, steps>(tile, w, late, n, h, segment, s);
+    carry<bf16, K, V, decays, steps, back>(tile, w, late, n, h, segment, s);
   } else {
     if constexpr (kGroups == 2) {
       ptx::fewer_registers<104>();
@@ -703,11 +799,12 @@ __device__ void tile_kernel(const Tile& tile) {
 }  // namespace
 
 // steps: decays and weights of mamba_ssd, and what becomes of its result (Engine::steps, Engine::finish).
-#define LINNET_TILE(name, bf16, K, V, decays) LINNET_TILE_STEPS(name, bf16, K, V, decays, false)
-#define LINNET_TILE_STEPS(name, bf16, K, V, decays, steps)                                  \
+// back: what ends the walk of its dv (Engine::back).
+#define LINNET_TILE(name, bf16, K, V, decays) LINNET_TILE_STEPS(name, bf16, K, V, decays, false, false)
+#define LINNET_TILE_STEPS(name, bf16, K, V, decays, steps, back)                            \
   extern "C" __global__ void __launch_bounds__(tile_threads(V), V == 64 && K == 64 ? 2 : 1) \
       name(const __grid_constant__ Tile tile) {                                             \
-    tile_kernel<bf16, K, V, decays, steps>(tile);                                           \
+    tile_kernel<bf16, K, V, decays, steps, back>(tile);                                     \
   }
 
 }  // namespace linnet::cuda
