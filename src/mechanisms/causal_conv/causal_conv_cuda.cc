@@ -87,7 +87,8 @@ void causal_conv_forward(const CausalConvArgs& args, const CausalConvOut& out, c
   while (c.tile > 8 && c.B * c.T * c.E / c.tile < (int64_t{1} << 20)) c.tile /= 2;
   const int64_t vector = 16 / dtype_size(dtype), tiles = (c.T + c.tile - 1) / c.tile;
   if (c.W == kTaps && c.E % vector == 0 && fits_vectors(c.x, vector) && fits_vectors(c.out, vector)) {
-    enqueue(launch, LINNET_CONV_KERNEL(convolve, dtype), {(c.E / vector + kThreads - 1) / kThreads, tiles, c.B}, c);
+    enqueue(launch, c.offsets != nullptr ? LINNET_CONV_KERNEL(convolve_packed, dtype) : LINNET_CONV_KERNEL(convolve, dtype),
+            {(c.E / vector + kThreads - 1) / kThreads, tiles, c.B}, c);
   } else {
     enqueue(launch, LINNET_CONV_KERNEL(convolve_any, dtype), {(c.E + kThreads - 1) / kThreads, tiles, c.B}, c);
   }
@@ -133,7 +134,16 @@ void causal_conv_decode_forward(const CausalConvDecodeArgs& args, const CausalCo
   Conv c = conv_of(args);
   c.out = tensor_of(out.out);
   c.state = tensor_of(args.state);
-  enqueue(launch, LINNET_CONV_KERNEL(continue, args.x.dtype), {(c.E + kThreads - 1) / kThreads, c.B}, c);
+  const Dtype dtype = args.x.dtype;
+  const int64_t vector = 16 / dtype_size(dtype), between = kTaps - 1;
+  const bool side_by_side = c.state.stride[2] == 1 && c.state.stride[1] == between && c.state.stride[0] % vector == 0 &&
+                            reinterpret_cast<uintptr_t>(c.state.data) % 16 == 0;
+  if (c.T == 1 && c.W == kTaps && c.E % vector == 0 && side_by_side && fits_vectors(c.x, vector) &&
+      fits_vectors(c.out, vector)) {
+    enqueue(launch, LINNET_CONV_KERNEL(continue_vectors, dtype), {(c.E / vector + kThreads - 1) / kThreads, c.B}, c);
+    return;
+  }
+  enqueue(launch, LINNET_CONV_KERNEL(continue, dtype), {(c.E + kThreads - 1) / kThreads, c.B}, c);
 }
 
 }  // namespace linnet::cuda

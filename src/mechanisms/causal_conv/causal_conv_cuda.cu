@@ -115,38 +115,41 @@ __device__ __forceinline__ void look_back(const Conv& c, const Span& s, int64_t 
   }
 }
 
-// kAhead: tokens on their way while as many are worked on.
-template <class T, int W, int width, int kAhead>
+// kAhead: tokens on their way while as many are worked on. spans: of packed sequences.
+template <class T, int W, int width, int kAhead, bool spans>
 __device__ void convolve(const Conv& c) {
   constexpr bool quick = sizeof(T) == 2;
   const int e = (blockIdx.x * 128 + threadIdx.x) * width;
   const int64_t b = blockIdx.z, from = static_cast<int64_t>(blockIdx.y) * c.tile, to = min(c.T, from + c.tile);
   if (e >= c.E) return;
   float w[W][width], bias[width], before[W - 1][width];
-  const T* x = static_cast<const T*>(c.x.data) + place(c.x, b, 0, e);
-  T* out = static_cast<T*>(c.out.data) + place(c.out, b, 0, e);
-  Span s = span_at(c, b, from);
+  const int64_t step = c.x.stride[1], out_step = c.out.stride[1];
+  const T* x = static_cast<const T*>(c.x.data) + place(c.x, b, from, e);
+  T* out = static_cast<T*>(c.out.data) + place(c.out, b, from, e);
+  Span s = spans ? span_at(c, b, from) : Span{b, 0, c.T};
+  const int count = static_cast<int>(to - from);
   ptx::Piece<T, width> next[kAhead];
-  const auto ask = [&](int64_t t) {
+  const auto ask = [&](int left) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (t + i < to) next[i].load(x + (t + i) * c.x.stride[1]);
+      if (i < left) next[i].load(x + i * step);
     }
+    x += kAhead * step;
   };
-  ask(from);
+  ask(count);
   look_back<T, W>(c, s, b, from, e, before);
   load_taps(c, e, w, bias);
-  for (int64_t t = from; t < to; t += kAhead) {
+  for (int t = 0; t < count; t += kAhead) {
     ptx::Piece<T, width> raw[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) raw[i] = next[i];
-    ask(t + kAhead);
+    ask(count - kAhead - t);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (t + i >= to) break;
-      if (t + i >= s.end && c.offsets != nullptr) {  // the next sequence that has tokens
-        s = span_at(c, b, t + i);
-        look_back<T, W>(c, s, b, t + i, e, before);
+      if (t + i >= count) break;
+      if (spans && from + t + i >= s.end) {  // the next sequence that has tokens
+        s = span_at(c, b, from + t + i);
+        look_back<T, W>(c, s, b, from + t + i, e, before);
       }
       float now[width], y[width];
       raw[i].get(now);
@@ -161,8 +164,9 @@ __device__ void convolve(const Conv& c) {
         if (W > 1) before[W - 2][k] = now[k];
       }
       raw[i].set(y);
-      raw[i].store(out + (t + i) * c.out.stride[1]);
+      raw[i].store(out + i * out_step);
     }
+    out += kAhead * out_step;
   }
 }
 
@@ -230,6 +234,43 @@ __device__ void continue_conv(const Conv& c) {
     const float x = input<T>(c, s, b, c.T - c.W + 1 + j, e);
     static_cast<T*>(c.state.data)[place(c.state, b, e, j)] = static_cast<T>(x);
   }
+}
+
+// One token, 4 taps, states [B, E, 3] side by side: a thread has 16 bytes of channels, whose state is 48 bytes.
+template <class T>
+__device__ void continue_vectors(const Conv& c) {
+  constexpr int width = kVector<T>;
+  const int e = (blockIdx.x * 128 + threadIdx.x) * width;
+  const int64_t b = blockIdx.y;
+  if (e >= c.E) return;
+  uint4* const state = reinterpret_cast<uint4*>(static_cast<T*>(c.state.data) + place(c.state, b, e, 0));
+  ptx::Piece<T, width> piece;
+  uint4 raw[3];
+  piece.load(static_cast<const T*>(c.x.data) + place(c.x, b, 0, e));
+#pragma unroll
+  for (int i = 0; i < 3; ++i) raw[i] = ptx::load_once(state + i);
+  float w[4][width], bias[width], before[3 * width], now[width];
+  load_taps(c, e, w, bias);
+#pragma unroll
+  for (int i = 0; i < 3; ++i) ptx::to_floats<T>(raw[i], *reinterpret_cast<float(*)[width]>(before + i * width));
+  piece.get(now);
+  float y[width];
+#pragma unroll
+  for (int k = 0; k < width; ++k) {
+    float sum = bias[k];
+#pragma unroll
+    for (int j = 0; j < 3; ++j) sum = fmaf(w[j][k], before[3 * k + j], sum);
+    y[k] = activate<sizeof(T) == 2>(c, fmaf(w[3][k], now[k], sum));
+    before[3 * k] = before[3 * k + 1];
+    before[3 * k + 1] = before[3 * k + 2];
+    before[3 * k + 2] = now[k];
+  }
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    ptx::store_once(state + i, ptx::from_floats<T>(*reinterpret_cast<const float(*)[width]>(before + i * width)));
+  }
+  piece.set(y);
+  piece.store(static_cast<T*>(c.out.data) + place(c.out, b, 0, e));
 }
 
 // Channels of a thread in the backward, 8 bytes: its sums fill the registers.
@@ -412,14 +453,16 @@ __device__ void first_inputs_back(const Conv& c) {
   extern "C" __global__ void __launch_bounds__(128) name(const __grid_constant__ Conv c) { function(c); }
 #define LINNET_CONV_FAST(name, function, blocks) \
   extern "C" __global__ void __launch_bounds__(128, blocks) name(const __grid_constant__ Conv c) { function(c); }
-#define LINNET_CONVS(suffix, T)                                           \
-  LINNET_CONV_FAST(convolve_##suffix, (convolve<T, 4, kVector<T>, 4>), 4) \
-  LINNET_CONV(convolve_any_##suffix, convolve_any<T>)                     \
-  LINNET_CONV_FAST(convolve_back_##suffix, (convolve_back<T, 4>), 4)      \
-  LINNET_CONV(convolve_back_any_##suffix, convolve_back_any<T>)           \
-  LINNET_CONV(last_inputs_##suffix, last_inputs<T>)                       \
-  LINNET_CONV(first_inputs_back_##suffix, first_inputs_back<T>)           \
-  LINNET_CONV(continue_##suffix, continue_conv<T>)
+#define LINNET_CONVS(suffix, T)                                                  \
+  LINNET_CONV_FAST(convolve_##suffix, (convolve<T, 4, kVector<T>, 4, false>), 4) \
+  LINNET_CONV(convolve_packed_##suffix, (convolve<T, 4, kVector<T>, 4, true>))   \
+  LINNET_CONV(convolve_any_##suffix, convolve_any<T>)                            \
+  LINNET_CONV_FAST(convolve_back_##suffix, (convolve_back<T, 4>), 4)             \
+  LINNET_CONV(convolve_back_any_##suffix, convolve_back_any<T>)                  \
+  LINNET_CONV(last_inputs_##suffix, last_inputs<T>)                              \
+  LINNET_CONV(first_inputs_back_##suffix, first_inputs_back<T>)                  \
+  LINNET_CONV(continue_##suffix, continue_conv<T>)                               \
+  LINNET_CONV(continue_vectors_##suffix, continue_vectors<T>)
 LINNET_CONVS(f32, float)
 LINNET_CONVS(bf16, __nv_bfloat16)
 LINNET_CONVS(f16, __half)

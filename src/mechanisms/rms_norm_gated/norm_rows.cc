@@ -49,11 +49,17 @@ const char* stem(const NormRows& r, const Choice& choice, bool back) {
 
 // Batch rows that follow each other everywhere are one.
 NormRows joined(NormRows r) {
-  for (const NormTensor& x : {r.x, r.z, r.out, r.dout, r.dx, r.dz}) {
+  const NormTensor tensors[] = {r.x, r.z, r.out, r.dout, r.dx, r.dz};
+  for (const NormTensor& x : tensors) {
     if (x.data != nullptr && r.B > 1 && x.stride_b != r.T * x.stride_t) return r;
   }
   r.T *= r.B;
   r.B = 1;
+  r.dense = r.weight == nullptr || r.H == 1 || r.weight_stride_h == 0;
+  for (const NormTensor& x : tensors) {
+    const bool heads = r.H == 1 || x.stride_h == r.V, tokens = x.stride_t == static_cast<int64_t>(r.H) * r.V;
+    r.dense = r.dense && (x.data == nullptr || (heads && tokens));
+  }
   return r;
 }
 

@@ -34,6 +34,7 @@ struct NormRows {
   int32_t parts = 0;      // backward: blocks that share the rows of a head (or all rows, when `together`)
   bool together = false;  // one weight for all heads
   bool narrow = false;    // fewer than 2^31 rows
+  bool dense = false;     // row i of every tensor is its elements from i V on, and the weight is the same for all of them
   float* sums = nullptr;  // backward: [heads of the weight, parts, V]: what each block adds to the weight's gradient
 };
 

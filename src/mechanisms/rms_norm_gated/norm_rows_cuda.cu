@@ -82,61 +82,79 @@ __device__ __forceinline__ float sum_row(float x, float* parts) {
   return ptx::sum_block<lanes>(x, parts);
 }
 
-// plain: without gate and weight.
-template <class T, int lanes, int items, bool plain>
+// plain: without gate and weight. rows: of a thread, all of them on their way at once.
+template <class T, int lanes, int items, bool plain, int rows = 1>
 __device__ void norm(const NormRows& r) {
-  constexpr int W = kVector<T>;
+  constexpr int W = kVector<T>, kAtOnce = kThreads / lanes;
   constexpr bool quick = sizeof(T) == 2;
   __shared__ float parts[kThreads / 32];
   const int lane = threadIdx.x % lanes, vectors = r.V / W;
-  const int64_t number = static_cast<int64_t>(blockIdx.x) * (kThreads / lanes) + threadIdx.x / lanes;
-  const bool in = number < r.B * r.T * r.H;
-  const Row row = row_at(r, in ? number : 0);
-  const T* x = static_cast<const T*>(r.x.data) + place(r.x, row);
-  const T* z = static_cast<const T*>(r.z.data) + place(r.z, row);
-  T* out = static_cast<T*>(r.out.data) + place(r.out, row);
-  uint4 raw[items], gates[items];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (rows * kAtOnce) + threadIdx.x / lanes, all = r.B * r.T * r.H;
+  uint4 raw[rows][items], gates[rows][items];
+  T* out[rows];
+  int head[rows];
 #pragma unroll
-  for (int i = 0; i < items; ++i) {
-    const int at = lane + lanes * i;
-    raw[i] = gates[i] = {0, 0, 0, 0};
-    if (!in || at >= vectors) continue;
-    raw[i] = ptx::load_once(x + at * W);
-    if (!plain && r.z.data != nullptr) gates[i] = ptx::load_once(z + at * W);
-  }
-  float u[items][W], squares = 0;
-#pragma unroll
-  for (int i = 0; i < items; ++i) {
-    ptx::to_floats<T>(raw[i], u[i]);
-    if (!plain && r.z.data != nullptr && !r.first) {
-      float g[W];
-      ptx::to_floats<T>(gates[i], g);
-#pragma unroll
-      for (int c = 0; c < W; ++c) u[i][c] *= gate_of<quick>(r, g[c]);
-    }
-#pragma unroll
-    for (int c = 0; c < W; ++c) squares = fmaf(u[i][c], u[i][c], squares);
-  }
-  const float factor = reciprocal(r, sum_row<lanes>(squares, parts));
-#pragma unroll
-  for (int i = 0; i < items; ++i) {
-    const int at = lane + lanes * i;
-    if (!in || at >= vectors) continue;
-    if constexpr (plain) {
-#pragma unroll
-      for (int c = 0; c < W; ++c) u[i][c] *= factor;
+  for (int j = 0; j < rows; ++j) {
+    const int64_t number = first + j * kAtOnce;
+    const bool in = number < all;
+    int64_t x_place, z_place, out_place;
+    if (r.dense) {
+      x_place = z_place = out_place = (in ? number : 0) * r.V;
+      head[j] = 0;
     } else {
-      float g[W], weights[W];
-      load_weights<W>(r, row.h, at * W, weights);
-      if (r.z.data != nullptr && r.first) ptx::to_floats<T>(gates[i], g);
-#pragma unroll
-      for (int c = 0; c < W; ++c) {
-        float y = u[i][c] * factor * weights[c];
-        if (r.z.data != nullptr && r.first) y *= gate_of<quick>(r, g[c]);
-        u[i][c] = y;
-      }
+      const Row row = row_at(r, in ? number : 0);
+      x_place = place(r.x, row), z_place = place(r.z, row), out_place = place(r.out, row);
+      head[j] = row.h;
     }
-    ptx::store_once(out + at * W, ptx::from_floats<T>(u[i]));
+    const T* x = static_cast<const T*>(r.x.data) + x_place;
+    const T* z = static_cast<const T*>(r.z.data) + z_place;
+    out[j] = static_cast<T*>(r.out.data) + out_place;
+#pragma unroll
+    for (int i = 0; i < items; ++i) {
+      const int at = lane + lanes * i;
+      raw[j][i] = gates[j][i] = {0, 0, 0, 0};
+      if (!in || at >= vectors) continue;
+      raw[j][i] = ptx::load_once(x + at * W);
+      if (!plain && r.z.data != nullptr) gates[j][i] = ptx::load_once(z + at * W);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < rows; ++j) {
+    const bool in = first + j * kAtOnce < all;
+    float u[items][W], squares = 0;
+#pragma unroll
+    for (int i = 0; i < items; ++i) {
+      ptx::to_floats<T>(raw[j][i], u[i]);
+      if (!plain && r.z.data != nullptr && !r.first) {
+        float g[W];
+        ptx::to_floats<T>(gates[j][i], g);
+#pragma unroll
+        for (int c = 0; c < W; ++c) u[i][c] *= gate_of<quick>(r, g[c]);
+      }
+#pragma unroll
+      for (int c = 0; c < W; ++c) squares = fmaf(u[i][c], u[i][c], squares);
+    }
+    const float factor = reciprocal(r, sum_row<lanes>(squares, parts));
+#pragma unroll
+    for (int i = 0; i < items; ++i) {
+      const int at = lane + lanes * i;
+      if (!in || at >= vectors) continue;
+      if constexpr (plain) {
+#pragma unroll
+        for (int c = 0; c < W; ++c) u[i][c] *= factor;
+      } else {
+        float g[W], weights[W];
+        load_weights<W>(r, head[j], at * W, weights);
+        if (r.z.data != nullptr && r.first) ptx::to_floats<T>(gates[j][i], g);
+#pragma unroll
+        for (int c = 0; c < W; ++c) {
+          float y = u[i][c] * factor * weights[c];
+          if (r.z.data != nullptr && r.first) y *= gate_of<quick>(r, g[c]);
+          u[i][c] = y;
+        }
+      }
+      ptx::store_once(out[j] + at * W, ptx::from_floats<T>(u[i]));
+    }
   }
 }
 
@@ -350,7 +368,9 @@ __device__ void norm_back_any(const NormRows& r) {
       kind##_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) {      \
     norm<T, lanes, items, plain>(r);                                                 \
   }                                                                                  \
-  extern "C" __global__ void __launch_bounds__(kThreads, items == 1 ? 3 : 1)         \
+  extern "C" __global__ void __launch_bounds__(kThreads, items > 1 ? 1               \
+                                                         : plain   ? 4               \
+                                                                   : 2)                \
       kind##_back_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) { \
     norm_back<T, lanes, items, plain>(r);                                            \
   }
