@@ -105,12 +105,16 @@ constexpr int64_t kIndependent = 8;
 void draw_enough(Case* c) {
   const Op& op = *c->op;
   const bool packed = is_packed(op, c->with);
-  // Normalised weights of one token, or of equal ones, average what they read: dq and dk are then what rounding leaves.
-  if (c->backward &&
-      std::count(c->options.begin(), c->options.end(), std::pair<std::string, std::string>("normalize", "1")) > 0) {
+  const auto chosen = [&](const char* name, const char* value) {
+    return std::count(c->options.begin(), c->options.end(), std::pair<std::string, std::string>(name, value)) > 0;
+  };
+  // Normalised weights of one token, or of equal ones, average what they read: dq and dk are then what rounding leaves. So is
+  // dq where a query has one feature, which divides out: dpfp of two channels is the product of their magnitudes.
+  if (c->backward && chosen("normalize", "1")) {
     std::erase(c->values, "repeated");
     for (auto& [letter, value] : c->letters) {
       if ((letter == "T" || letter == "S") && value == 1) value = 2;
+      if (letter == "K" && chosen("map", "dpfp")) value = std::max<int64_t>(value, 3);
     }
   }
   int64_t most = 0, heads = 0, width = kIndependent, *batch = nullptr, *tokens = nullptr;
