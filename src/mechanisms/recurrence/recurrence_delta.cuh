@@ -35,9 +35,9 @@ __device__ inline Place place_of(const Engine& e, int64_t slot) {
 }
 
 // The chunks of a segment.
-__device__ inline Walk segment_of(const Engine& e, int64_t n, int segment) {
-  Walk w = walk_of(e, n, 0, false);
-  const int chunks = w.count, part = static_cast<int>(kDeltaSegment / C);
+__device__ inline Walk segment_of(const Delta& delta, int64_t n, int segment) {
+  Walk w = walk_of(delta.e, n, 0, false);
+  const int chunks = w.count, part = static_cast<int>(delta.segment / C);
   const int segments = w.length <= kLongest ? 1 : (chunks + part - 1) / part;
   if (segments > 1) {
     w.first = segment * part;
@@ -52,6 +52,36 @@ __device__ inline Walk segment_of(const Engine& e, int64_t n, int segment) {
 // For gradients, a beta of 0 counts as this: what is divided by it again must not be lost.
 constexpr float kLeastBeta = 0x1p-60f;
 __device__ __forceinline__ float inverse_of(float beta) { return beta == 0 ? 1 / kLeastBeta : 1 / beta; }
+
+// The factors of a chunk's rows from the sums of its decays, by one warp.
+template <class Gates>
+__device__ __forceinline__ void store_factors(const Sums& G, int lane, Gates& gates) {
+  gates.read[lane] = expf(G.low);
+  gates.read[lane + 32] = expf(G.high);
+  gates.write[lane] = expf(G.all - G.low);
+  gates.write[lane + 32] = expf(G.all - G.high);
+}
+
+// The barriers of a walk, whichever its direction, and the half panel of T that is never loaded: zero. By all threads; a stage
+// is left by the state groups (`consumers`) and `others`.
+template <class Shared>
+__device__ __forceinline__ void begin_walk(Shared& s, const Walk& w, int consumers, int others, int zeros) {
+  if (threadIdx.x == 0) {
+    s.walk = w;
+    for (uint64_t& barrier : s.full) ptx::barrier_init(&barrier, 1);
+    for (uint64_t& barrier : s.empty) ptx::barrier_init(&barrier, consumers + others);
+    for (uint64_t& barrier : s.t_full) ptx::barrier_init(&barrier, 1);
+    for (uint64_t& barrier : s.t_empty) ptx::barrier_init(&barrier, consumers);
+    for (uint64_t& barrier : s.p_full) ptx::barrier_init(&barrier, 128);
+    for (uint64_t& barrier : s.p_empty) ptx::barrier_init(&barrier, consumers);
+    ptx::barrier_init_fence();
+  }
+  for (int i = threadIdx.x; i < 2 * (kPanel / 2) / 16; i += blockDim.x) {
+    reinterpret_cast<uint4*>(s.t[i / (kPanel / 32)] + zeros)[i % (kPanel / 32)] = uint4{0, 0, 0, 0};
+  }
+  ptx::fence_async_shared();
+  __syncthreads();
+}
 
 // The threads of one state group.
 __device__ __forceinline__ void sync_state(int group) { group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>(); }

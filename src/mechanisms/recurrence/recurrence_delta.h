@@ -13,8 +13,9 @@ namespace linnet::cuda {
 
 // T is lower triangular: panel 0 (columns 0 to 31) of all rows, panel 1 of rows 32 to 63.
 inline constexpr int kInversePanel = kTileChunk * 128, kInverseBytes = kInversePanel + kInversePanel / 2;
-// Sequences longer than kLongest are cut in segments of this many tokens: each is a map S -> A S + B with a dense A.
-inline constexpr int64_t kDeltaSegment = 4096;
+// Sequences longer than kLongest are cut in segments of this many tokens: each is a map S -> A S + B with a dense A. The other
+// number: where the first segment is walked early (DeltaPhase), so that 16 heads of 32768 tokens fill 132 multiprocessors.
+inline constexpr int64_t kDeltaSegment = 4096, kDeltaEarlySegment = 57 * kTileChunk;
 inline constexpr float kForgotten = -40;  // a state multiplied by less than exp of this is forgotten
 
 inline constexpr int kFoldRows = 16;  // of the states between segments, in one block
@@ -24,8 +25,8 @@ constexpr int64_t delta_slots(const Engine& e) {
 }
 
 // What a walk does: everything; the state a segment leaves, from zero, and what it multiplies a state by; everything from the
-// states between segments.
-enum class DeltaPhase : int32_t { whole, summary, joined };
+// states between segments. Or: the first segment in full, and those summaries of the others; everything of the others.
+enum class DeltaPhase : int32_t { whole, summary, joined, early, rest };
 
 struct Delta {
   TensorMap q, k, v;  // [64 channels, tokens, panels, heads, batch]
@@ -34,6 +35,7 @@ struct Delta {
   char* inverse = nullptr;  // [slots, H, kInverseBytes]
   float* bounds = nullptr;  // [slots, H]: log of what the chunk multiplies the norm of a state by, at most
   DeltaPhase phase = DeltaPhase::whole;
+  int64_t segment = kDeltaSegment;
   float* maps =
       nullptr;  // [segments, N, H, 2, D, D]: B^T and A^T of each segment but the last; then S^T after it in place of B^T
   int32_t* forgets = nullptr;  // [segments, N, H]: A is zero, and not there

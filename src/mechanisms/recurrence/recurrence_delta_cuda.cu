@@ -11,10 +11,12 @@ LINNET_DELTA(summary_64, true, 64, false, false)
 LINNET_DELTA(summary_64_decay, true, 64, true, false)
 LINNET_DELTA(summary_128, true, 128, false, false)
 LINNET_DELTA(summary_128_decay, true, 128, true, false)
+LINNET_DELTA_EARLY(early_64, true, 64)
+LINNET_DELTA_EARLY(early_128, true, 128)
 
 // Between the walks of a cut sequence: the states after its segments, S^T = S^T A^T + B^T, in place of B^T; back in time their
 // gradients before them, dS^T = dS^T A + D^T. A block has kFoldRows rows of S^T of a head, a thread one column of a part of
-// them; A passes through shared memory in pieces, the next one on its way while one is used.
+// them; A passes through shared memory in pieces, the next one, be it of the next segment, on its way while one is used.
 constexpr int kFoldPiece = 32;
 template <int D, bool back>
 __device__ void fold(const Delta& delta, int segments) {
@@ -27,28 +29,36 @@ __device__ void fold(const Delta& delta, int segments) {
   const int64_t n = blockIdx.x / e.H, heads = e.N * e.H;
   const Walk w = walk_of(e, n, 0, false);
   if (w.length <= kLongest) return;
-  const int used = min(segments, static_cast<int>((w.length + kDeltaSegment - 1) / kDeltaSegment) - 1);
-  float sum[kRows] = {};
+  const int used = min(segments, static_cast<int>((w.length + delta.segment - 1) / delta.segment) - 1);
+  const auto number = [&](int i) { return (back ? used - i : i) * heads + n * e.H + h; };
+  const auto map_of = [&](int i) -> const float* {  // nullptr: A is zero, or there is no state yet
+    const bool forgets = i == 0 || (delta.phase != DeltaPhase::early && delta.forgets[number(i)] != 0);
+    return forgets ? nullptr : delta.maps + (number(i) * 2 + 1) * D * D;
+  };
+  const auto rows_of = [&](int i) {
+    float* const b = back ? delta.dmaps + number(i) * D * D : delta.maps + number(i) * 2 * D * D;
+    return b + (blockIdx.y * kFoldRows + first) * D + column;
+  };
+  float4 ahead[kLoads];
+  const auto ask = [&](const float* map, int piece) {  // 4 numbers each: of the piece's rows, or, back, of its columns
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int at = thread + 256 * j;
+      ahead[j] = *reinterpret_cast<const float4*>(back ? map + at / (kFoldPiece / 4) * D + piece + at % (kFoldPiece / 4) * 4
+                                                       : map + piece * D + at * 4);
+    }
+  };
+  const float* map = nullptr;
+  float sum[kRows] = {}, next[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) next[r] = rows_of(0)[r * kApart * D];
   for (int i = 0; i < used; ++i) {
-    const int segment = back ? used - i : i;
-    const float* const map = delta.maps + ((segment * heads + n * e.H + h) * 2 + 1) * D * D;
-    float* const b = (back ? delta.dmaps + (segment * heads + n * e.H + h) * D * D
-                           : delta.maps + (segment * heads + n * e.H + h) * 2 * D * D) +
-                     (blockIdx.y * kFoldRows + first) * D + column;
-    const bool forgets = i == 0 || delta.forgets[(segment * e.N + n) * e.H + h] != 0;
-    float next[kRows];
+    const float* const following = i + 1 < used ? map_of(i + 1) : nullptr;
+    float coming[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) next[r] = b[r * kApart * D];
-    if (!forgets) {
-      // 4 numbers of a piece: of its rows, or, back, of its columns.
-      const auto ask = [&](int piece, int j) {
-        const int at = thread + 256 * j;
-        return *reinterpret_cast<const float4*>(back ? map + at / (kFoldPiece / 4) * D + piece + at % (kFoldPiece / 4) * 4
-                                                     : map + piece * D + at * 4);
-      };
-      float4 ahead[kLoads];
-#pragma unroll
-      for (int j = 0; j < kLoads; ++j) ahead[j] = ask(0, j);
+    for (int r = 0; r < kRows; ++r) coming[r] = i + 1 < used ? rows_of(i + 1)[r * kApart * D] : 0;
+    if (map == nullptr && following != nullptr) ask(following, 0);
+    if (map != nullptr) {
       __syncthreads();
 #pragma unroll
       for (int r = 0; r < kRows; ++r) state[first + r * kApart][column] = sum[r];
@@ -68,8 +78,9 @@ __device__ void fold(const Delta& delta, int segments) {
           }
         }
         if (piece + kFoldPiece < D) {
-#pragma unroll
-          for (int j = 0; j < kLoads; ++j) ahead[j] = ask(piece + kFoldPiece, j);
+          ask(map, piece + kFoldPiece);
+        } else if (following != nullptr) {
+          ask(following, 0);
         }
         __syncthreads();
 #pragma unroll 2
@@ -86,7 +97,11 @@ __device__ void fold(const Delta& delta, int segments) {
       }
     }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) b[r * kApart * D] = sum[r] = next[r];
+    for (int r = 0; r < kRows; ++r) {
+      rows_of(i)[r * kApart * D] = sum[r] = next[r];
+      next[r] = coming[r];
+    }
+    map = following;
   }
 }
 #define LINNET_FOLD(name, D, back)                                                                            \

@@ -8,7 +8,9 @@ namespace {
 constexpr const char *kPrepareImage = "recurrence_delta_prepare_cuda", *kWalkImage = "recurrence_delta_cuda";
 const char* walk_image(const Engine& e) { return e.q.dtype == Dtype::bf16 ? kWalkImage : "recurrence_delta_f16_cuda"; }
 
-int64_t segments_of(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kDeltaSegment - 1) / kDeltaSegment; }
+int64_t segments_of(const Engine& e, int64_t segment = kDeltaSegment) {
+  return e.T <= kLongest ? 1 : (e.T + segment - 1) / segment;
+}
 
 // Kernels of one kind: for 64 and 128 channels, without and with decays.
 using Names = const char* const[2][2];
@@ -33,22 +35,28 @@ bool fill(const Launch& launch, const Engine& e, const DeltaScratch& scratch, De
   return false;
 }
 
+Kernel walk_kernel(const Engine& e, const char* name) {
+  return {walk_image(e), name, delta_threads(e.K, e.q.dtype == Dtype::bf16), delta_shared_bytes(e.K)};
+}
+
 // The triangular systems of all chunks, and the states between segments; the phase that is then due.
-void prepare(const Launch& launch, Delta& delta) {
+void prepare(const Launch& launch, Delta& delta, bool early) {
   const Engine& e = delta.e;
-  const int64_t segments = segments_of(e), heads = e.N * e.H;
+  const int64_t segments = segments_of(e, delta.segment), heads = e.N * e.H;
   const char* name = name_of(e.q.dtype == Dtype::bf16 ? kPrepare : kPrepareF16, e);
   enqueue(launch, {kPrepareImage, name, 128, prepare_shared_bytes(e.K)}, {delta_slots(e) * e.H}, delta);
   if (segments == 1) return;
   Delta summary = delta;
-  summary.phase = DeltaPhase::summary;
+  summary.phase = early ? DeltaPhase::early : DeltaPhase::summary;
   summary.states = nullptr;
-  enqueue(launch,
-          {walk_image(e), name_of(kSummaries, e), delta_threads(e.K, e.q.dtype == Dtype::bf16), delta_shared_bytes(e.K)},
-          {heads, segments - 1, 2}, summary);
+  if (early) {
+    enqueue(launch, walk_kernel(e, e.K == 128 ? "early_128" : "early_64"), {heads, 2 * segments - 3}, summary);
+  } else {
+    enqueue(launch, walk_kernel(e, name_of(kSummaries, e)), {heads, segments - 1, 2}, summary);
+  }
   const int count = static_cast<int>(segments - 1);
   enqueue(launch, {kWalkImage, e.K == 128 ? "fold_128" : "fold_64", 256}, {heads, e.V / kFoldRows}, summary, count);
-  delta.phase = DeltaPhase::joined;
+  delta.phase = early ? DeltaPhase::rest : DeltaPhase::joined;
 }
 
 }  // namespace
@@ -61,7 +69,8 @@ bool is_delta(const Engine& e) {
 DeltaScratch cut_delta(Arena& arena, const Engine& e, bool gradients) {
   DeltaScratch scratch;
   if (!is_delta(e)) return scratch;
-  const int64_t between = (segments_of(e) - 1) * e.N * e.H, images = delta_slots(e) * e.H;
+  const int64_t between = (segments_of(e, gradients ? kDeltaSegment : kDeltaEarlySegment) - 1) * e.N * e.H,
+                images = delta_slots(e) * e.H;
   scratch.inverse = arena.take<char>(images * kInverseBytes);
   scratch.bounds = arena.take<float>(images);
   scratch.maps = arena.take<float>(between * 2 * e.K * e.K);
@@ -80,9 +89,11 @@ DeltaScratch cut_delta(Arena& arena, const Engine& e, bool gradients) {
 void run_delta(const Launch& launch, const Engine& e, const DeltaScratch& scratch) {
   Delta delta;
   if (!fill(launch, e, scratch, &delta)) return;
-  prepare(launch, delta);
-  enqueue(launch, {walk_image(e), name_of(kWalks, e), delta_threads(e.K, e.q.dtype == Dtype::bf16), delta_shared_bytes(e.K)},
-          {e.N * e.H, segments_of(e)}, delta);
+  const bool early = e.g_width == 0 && e.T > kLongest;  // with decays most of A and B is forgotten
+  if (early) delta.segment = kDeltaEarlySegment;
+  prepare(launch, delta, early);
+  const int64_t segments = segments_of(e, delta.segment);
+  enqueue(launch, walk_kernel(e, name_of(kWalks, e)), {e.N * e.H, early ? segments - 1 : segments}, delta);
 }
 
 void run_delta_gradients(const Launch& launch, const Engine& e, const DeltaGradients& gradients, const DeltaScratch& scratch) {
@@ -105,11 +116,9 @@ void run_delta_gradients(const Launch& launch, const Engine& e, const DeltaGradi
   delta.dv = gradients.dv;
   delta.dg = gradients.dg;
   delta.dbeta = gradients.dbeta;
-  prepare(launch, delta);
+  prepare(launch, delta, false);
   const int64_t heads = e.N * e.H;
-  enqueue(launch,
-          {walk_image(e), name_of(kSummaries, e), delta_threads(e.K, e.q.dtype == Dtype::bf16), delta_shared_bytes(e.K)},
-          {heads, segments_of(e)}, delta);
+  enqueue(launch, walk_kernel(e, name_of(kSummaries, e)), {heads, segments_of(e)}, delta);
   const Kernel reverse = {"recurrence_delta_reverse_cuda", name_of(kReverse, e), delta_threads(e.K, e.q.dtype == Dtype::bf16),
                           reverse_shared_bytes(e.K)};
   const int64_t segments = segments_of(e);

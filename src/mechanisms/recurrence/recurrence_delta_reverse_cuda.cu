@@ -78,10 +78,7 @@ __device__ void assist_reverse(const Delta& delta, int64_t n, int h, ReverseShar
     if (decays && warp == 0) {
       const Sums G = sum_gates(take_gates(next, e.g.dtype), lane);
       next = ask_numbers(e.g, w, h, chunk - 1, lane);
-      gates.read[lane] = expf(G.low);
-      gates.read[lane + 32] = expf(G.high);
-      gates.write[lane] = expf(G.all - G.low);
-      gates.write[lane + 32] = expf(G.all - G.high);
+      store_factors(G, lane, gates);
       store_decays(G, lane, gates.decays);
       if (lane == 0) gates.total = expf(G.all);
     }
@@ -216,7 +213,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
       }
       ptx::wgmma_commit();
     }
-    // dO^T as operand, times its decays.
+    // What the queries leave in the state waits for nothing: dO^T as operand, times its decays.
     uint32_t read[4][4];
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
@@ -238,7 +235,14 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
 #pragma unroll
       for (int j = 0; j < kState; ++j) S[j] *= total;
     }
-    ptx::wgmma_wait<0>();
+    ptx::hold(S);
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) ptx::hold(read[kk]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) ptx::wgmma<bf16, true>(S, read[kk], ptx::descriptor_mn_major(q, C, kk), true);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
     ptx::hold(Y);
     ptx::barrier_arrive(&s.t_empty[i % 2]);
     uint32_t written[16];
@@ -248,13 +252,8 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
       if constexpr (decays) decay = *reinterpret_cast<const float2*>(&gates.read[j / 2 * 8 + lane % 4 * 2]);
       written[j] = ptx::pack<bf16>(-Y[2 * j] * decay.x, -Y[2 * j + 1] * decay.y);
     }
-    ptx::hold(S);
     ptx::hold(written);
-#pragma unroll
-    for (int kk = 0; kk < 4; ++kk) ptx::hold(read[kk]);
     ptx::wgmma_fence();
-#pragma unroll
-    for (int kk = 0; kk < 4; ++kk) ptx::wgmma<bf16, true>(S, read[kk], ptx::descriptor_mn_major(q, C, kk), true);
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) ptx::wgmma<bf16, true>(S, written + 4 * kk, ptx::descriptor_mn_major(k, C, kk), true);
     ptx::wgmma_commit();
@@ -287,38 +286,18 @@ __device__ void reverse_kernel(const Delta& delta) {
   const int h = blockIdx.x % e.H, segment = blockIdx.y + (delta.phase == DeltaPhase::summary ? 1 : 0);
   const int64_t n = blockIdx.x / e.H;
   constexpr int kGroups = D / 64, kConsumers = 128 * kGroups;
-  Walk w = delta.phase == DeltaPhase::whole ? walk_of(e, n, 0, false) : segment_of(e, n, segment);
+  Walk w = delta.phase == DeltaPhase::whole ? walk_of(e, n, 0, false) : segment_of(delta, n, segment);
   if (w.count == 0 && segment > 0) return;
   bool from_zero = false;
   if (delta.phase == DeltaPhase::summary) {  // what comes after everything before is forgotten need not be walked
-    int count = 0;
+    int count = decays ? 0 : w.count;
     float bound = 0;
     while (count < w.count && !(bound < kForgotten)) bound += delta.bounds[slot_of(e, n, w, w.first + count++) * e.H + h];
     from_zero = bound < kForgotten;
     w.count = count;
   }
   w.first += w.count - 1;
-  if (threadIdx.x == 0) {
-    s.walk = w;
-    for (int i = 0; i < kReverseStages; ++i) {
-      ptx::barrier_init(&s.full[i], 1);
-      ptx::barrier_init(&s.empty[i], kConsumers + 128);
-    }
-    for (int i = 0; i < 2; ++i) {
-      ptx::barrier_init(&s.t_full[i], 1);
-      ptx::barrier_init(&s.t_empty[i], kConsumers);
-    }
-    for (int i = 0; i < delta_scores(D); ++i) {
-      ptx::barrier_init(&s.p_full[i], 128);
-      ptx::barrier_init(&s.p_empty[i], kConsumers);
-    }
-    ptx::barrier_init_fence();
-  }
-  for (int i = threadIdx.x; i < 2 * (kPanel / 2) / 16; i += blockDim.x) {  // rows 32 to 63 of T^T's first panel
-    reinterpret_cast<uint4*>(s.t[i / (kPanel / 32)] + kPanel / 2)[i % (kPanel / 32)] = uint4{0, 0, 0, 0};
-  }
-  ptx::fence_async_shared();
-  __syncthreads();
+  begin_walk(s, w, kConsumers, 128, kPanel / 2);  // rows 32 to 63 of its first panel
   constexpr bool kPairs = delta_pairs(D, bf16);
   const int role = threadIdx.x / 128;
   if (role < kGroups) {

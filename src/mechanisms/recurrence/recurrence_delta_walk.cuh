@@ -18,7 +18,8 @@
 //
 // Long sequences are cut in segments (recurrence_delta.h): a first walk without Q finds what each leaves of a zero state, B,
 // and what it multiplies a state by, A (the state that it leaves of the identity, without V). Where the decays forget
-// everything before the segment's last chunks, it starts there, and A is zero.
+// everything before the segment's last chunks, it starts there, and A is zero. Without decays, where all of A and B is needed,
+// the first segment is walked in full along with these: it waits for nothing.
 #pragma once
 
 #include "mechanisms/recurrence/recurrence_delta.cuh"
@@ -95,12 +96,9 @@ __device__ void assist_delta(const Delta& delta, int64_t n, int h, bool map, Del
       if (warp == 0) {
         const Sums G = sum_gates(take_gates(next, e.g.dtype), lane);
         next = ask_numbers(e.g, w, h, chunk + 1, lane);
-        gates.read[lane] = expf(G.low);
-        gates.read[lane + 32] = expf(G.high);
-        gates.out[lane] = e.scale * expf(G.low);
-        gates.out[lane + 32] = e.scale * expf(G.high);
-        gates.write[lane] = expf(G.all - G.low);
-        gates.write[lane + 32] = expf(G.all - G.high);
+        store_factors(G, lane, gates);
+        gates.out[lane] = e.scale * gates.read[lane];
+        gates.out[lane + 32] = e.scale * gates.read[lane + 32];
         if constexpr (reads) store_decays(G, lane, gates.decays);
         if (lane == 0) gates.total = expf(G.all);
       }
@@ -225,34 +223,38 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     for (int j = 0; j < kState; ++j) S[j] = given ? e.in_factor * element(e.initial, j) : 0;
   }
 
-  // What the next chunk reads from the state is asked for before the output of this one is written.
+  // What the next chunk reads from the state by its keys is asked for before the output of this one is written, what it reads
+  // by its queries while the keys' is worked on.
   const int count = w.count;
   float U[32], O[32];
   uint32_t A[kState / 2];
   const auto rows_at = [&](int i) {
     return static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(w.first + i) * C));
   };
-  const auto ask = [&](int i) {  // behind the last chunk: of anything
+  const auto ask_keys = [&](int i) {  // behind the last chunk: of anything
     const int stage = i % kLocal;
     if (i < count) {
       ptx::barrier_wait(&s.full[stage], (i / kLocal) & 1);
       if (rows_at(i) < C) clear_rows<D, D>(s.k[stage], s.v[stage], rows_at(i), group * 128 + thread);
     }
-    const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
+    const uint32_t k = ptx::shared_address(s.k[stage]);
     ptx::hold(A);
     ptx::wgmma_fence();
 #pragma unroll
     for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<bf16, false>(U, A + 4 * kk, ptx::descriptor_k_major(k, C, kk), kk > 0);
-    if constexpr (reads) {
-#pragma unroll
-      for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<bf16, false>(O, A + 4 * kk, ptx::descriptor_k_major(q, C, kk), kk > 0);
-    }
     ptx::wgmma_commit();
   };
   const auto take = [&] {
     ptx::wgmma_wait<0>();
     ptx::hold(U);
-    if constexpr (reads) ptx::hold(O);
+  };
+  const auto ask_queries = [&](int i) {
+    const uint32_t q = ptx::shared_address(s.q[i % kLocal]);
+    ptx::hold(A);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<bf16, false>(O, A + 4 * kk, ptx::descriptor_k_major(q, C, kk), kk > 0);
+    ptx::wgmma_commit();
   };
   float units[2] = {1, 1};  // f16: of the two rows of A
   const auto round = [&] {
@@ -271,7 +273,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     }
   };
   round();
-  ask(0);
+  ask_keys(0);
   take();
   for (int i = 0; i < count; ++i) {
     const int stage = i % kLocal, slot = i % kScores, chunk = w.first + i;
@@ -279,6 +281,11 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     const uint32_t k = ptx::shared_address(s.k[stage]), v = ptx::shared_address(s.v[stage]) + group * kPanel;
     const uint32_t t = ptx::shared_address(s.t[i % 2]), p = ptx::shared_address(s.p[slot]);
 
+    if constexpr (reads) ask_queries(i);
+    if constexpr (kSplit) {  // there are no registers to go on
+      ptx::wgmma_wait<0>();
+      ptx::hold(O);
+    }
     if (records) store_state<D>(delta.states + (slot_of(e, n, w, chunk) * e.H + h) * D * D * 2, A, group, s.q[group]);
     if (decays || records) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);  // the gates
     // Y = V^T - U, in tf32.
@@ -299,6 +306,10 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
       }
     }
     float N[32];
+    if constexpr (reads) {  // its operands leave registers to N
+      ptx::wgmma_wait<0>();
+      ptx::hold(O);
+    }
     ptx::barrier_wait(&s.t_full[i % 2], (i / 2) & 1);
     ptx::hold(Y);
     ptx::wgmma_fence();
@@ -415,7 +426,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
       stage_output<bf16>(O, s.v[stage] + group * kPanel);
     }
     ptx::barrier_arrive(&s.p_empty[slot]);
-    ask(i + 1);
+    ask_keys(i + 1);
     if constexpr (reads) {
       write_output(e, w, h, group, chunk, rows_at(i), s.v[stage] + group * kPanel);
       ptx::fence_async_shared();
@@ -425,7 +436,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
   }
   if (records) {
     if (thread == 0) ptx::wait_stores();
-  } else if constexpr (!reads) {
+  } else if (!reads || (delta.phase == DeltaPhase::early && !w.ends)) {
 #pragma unroll
     for (int j = 0; j < kState; j += 2) mapped(segment, map ? 1 : 0, j) = float2{S[j], S[j + 1]};
   } else if (e.final.data != nullptr && w.ends) {
@@ -440,15 +451,18 @@ __device__ void delta_kernel(const Delta& delta) {
   static_assert(sizeof(DeltaShared<D>) + 1024 <= delta_shared_bytes(D) && delta_shared_bytes(D) <= 232448);
   auto& s = ptx::shared_as<DeltaShared<D>>(memory);
   const Engine& e = delta.e;
-  const int h = blockIdx.x % e.H, segment = blockIdx.y;
+  const bool early = delta.phase == DeltaPhase::early;
+  const int h = blockIdx.x % e.H, y = blockIdx.y;
+  const int segment = early ? (y + 1) / 2 : delta.phase == DeltaPhase::rest ? y + 1 : y;
   const int64_t n = blockIdx.x / e.H;
-  const bool map = !reads && blockIdx.z == 1;
-  Walk w = delta.phase == DeltaPhase::whole ? walk_of(e, n, 0, false) : segment_of(e, n, segment);
+  const bool map = !reads && (early ? y % 2 == 0 : blockIdx.z == 1);
+  Walk w = delta.phase == DeltaPhase::whole ? walk_of(e, n, 0, false) : segment_of(delta, n, segment);
   if (w.count == 0 && segment > 0) return;
-  if (!reads && delta.phase == DeltaPhase::summary) {
-    if (w.ends) return;  // nobody starts from there
+  const bool summary = !reads && (early || delta.phase == DeltaPhase::summary);
+  if (summary && w.ends) return;  // nobody starts from there
+  if (summary && !early) {
     // What comes before a chunk after which everything is forgotten need not be walked.
-    int start = w.count;
+    int start = decays ? w.count : 0;
     float bound = 0;
     while (start > 0 && !(bound < kForgotten)) {
       --start;
@@ -464,27 +478,7 @@ __device__ void delta_kernel(const Delta& delta) {
     }
   }
   constexpr int kGroups = D / 64, kConsumers = 128 * kGroups;
-  if (threadIdx.x == 0) {
-    s.walk = w;
-    for (int i = 0; i < delta_stages(D); ++i) {
-      ptx::barrier_init(&s.full[i], 1);
-      ptx::barrier_init(&s.empty[i], kConsumers + (reads ? 128 : 0));
-    }
-    for (int i = 0; i < 2; ++i) {
-      ptx::barrier_init(&s.t_full[i], 1);
-      ptx::barrier_init(&s.t_empty[i], kConsumers);
-    }
-    for (int i = 0; i < delta_scores(D); ++i) {
-      ptx::barrier_init(&s.p_full[i], 128);
-      ptx::barrier_init(&s.p_empty[i], kConsumers);
-    }
-    ptx::barrier_init_fence();
-  }
-  for (int i = threadIdx.x; i < 2 * (kPanel / 2) / 16; i += blockDim.x) {  // rows 0 to 31 of T's second panel
-    reinterpret_cast<uint4*>(s.t[i / (kPanel / 32)] + kPanel)[i % (kPanel / 32)] = uint4{0, 0, 0, 0};
-  }
-  ptx::fence_async_shared();
-  __syncthreads();
+  begin_walk(s, w, kConsumers, reads ? 128 : 0, kPanel);  // rows 0 to 31 of its second panel
   // Registers: 65536 of the multiprocessor over the 512 or 384 threads of one block, or the 256 of two.
   constexpr bool kPairs = delta_pairs(D, bf16);
   const int role = threadIdx.x / 128;
@@ -508,6 +502,15 @@ __device__ void delta_kernel(const Delta& delta) {
   extern "C" __global__ void __launch_bounds__(delta_threads(D, bf16), delta_blocks(D, bf16)) \
       name(const __grid_constant__ Delta delta) {                                             \
     delta_kernel<bf16, D, decays, reads>(delta);                                              \
+  }
+#define LINNET_DELTA_EARLY(name, bf16, D)                                                     \
+  extern "C" __global__ void __launch_bounds__(delta_threads(D, bf16), delta_blocks(D, bf16)) \
+      name(const __grid_constant__ Delta delta) {                                             \
+    if (blockIdx.y == 0) {                                                                    \
+      delta_kernel<bf16, D, false, true>(delta);                                              \
+    } else {                                                                                  \
+      delta_kernel<bf16, D, false, false>(delta);                                             \
+    }                                                                                         \
   }
 
 }  // namespace linnet::cuda
