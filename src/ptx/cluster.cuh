@@ -33,22 +33,10 @@ __device__ __forceinline__ void send_4(uint32_t to, float x, uint32_t barrier) {
                "r"(__float_as_uint(x)), "r"(barrier)
                : "memory");
 }
+// Says that this thread has read what others may overwrite now. It publishes nothing: a release for the cluster would wait for
+// all stores to memory before it.
 __device__ __forceinline__ void barrier_arrive_in(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// barrier_wait for what other blocks of the cluster wrote.
-__device__ __forceinline__ void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra.uni finished;\n"
-      "bra.uni again;\n"
-      "finished:\n"
-      "}\n" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 }  // namespace linnet::ptx

@@ -117,21 +117,19 @@ bool is_cluster(const MonarchGrid& g) {
          !g.mask.given() && has_positive_strides(g.q) && has_positive_strides(g.k) && has_positive_strides(g.v);
 }
 void run_cluster(const Launch& launch, const MonarchGrid& g, const MonarchProblem& p) {
-  const auto describe = [&](TensorMap* map, const View& x, bool slots) {
+  const auto describe = [&](TensorMap* map, const View& x) {
     const auto distance = [](int64_t count, int64_t stride) {  // of a dimension with one entry nobody asks
       return count == 1 || stride == 0 ? uint64_t{128} : static_cast<uint64_t>(stride) * 2;
     };
     const uint64_t H = static_cast<uint64_t>(g.H), B = static_cast<uint64_t>(g.B), row = 2 * static_cast<uint64_t>(x.stride[1]);
     const uint64_t head = distance(g.H, x.stride[2]), batch = distance(g.B, x.stride[0]);
-    const uint64_t width = static_cast<uint64_t>(x.size[3]), rows = static_cast<uint64_t>(g.rows);
-    const uint64_t size[2][5] = {{width, 64 * rows, H, B, 1}, {width, 64, rows, H, B}};
-    const uint64_t stride[2][4] = {{row, head, batch, batch}, {row, 64 * row, head, batch}};
-    const uint32_t box[2][5] = {{64, 64, 1, 1, 1}, {64, 1, 64, 1, 1}};
-    return encode_tensor_map(map, x.dtype, x.data, 5, size[slots], stride[slots], box[slots]);
+    const uint64_t size[5] = {static_cast<uint64_t>(x.size[3]), 64 * static_cast<uint64_t>(g.rows), H, B, 1};
+    const uint64_t stride[4] = {row, head, batch, batch};
+    const uint32_t box[5] = {64, 64, 1, 1, 1};
+    return encode_tensor_map(map, x.dtype, x.data, 5, size, stride, box);
   };
   MonarchMaps maps;
-  if (!describe(&maps.q, g.q, false) || !describe(&maps.k, g.k, false) || !describe(&maps.v, g.v, false) ||
-      !describe(&maps.slots, g.q, true)) {
+  if (!describe(&maps.q, g.q) || !describe(&maps.k, g.k) || !describe(&maps.v, g.v)) {
     *launch.error = "the copy engine does not take these strides";
     return;
   }

@@ -5,9 +5,9 @@
 
 namespace linnet::cuda {
 
-// [64 channels, 64 tokens of a block] of (T, H, B); slots: [64 channels, 64 blocks] of the queries of (slot, block, H, B).
+// [64 channels, 64 tokens of a block] of (T, H, B).
 struct MonarchMaps {
-  TensorMap q, k, v, slots;
+  TensorMap q, k, v;
 };
 
 }  // namespace linnet::cuda
