@@ -101,8 +101,8 @@ class SsdSource final : public ChunkSource<T> {
     const V one = X::broadcast(1);
     for (int r = 0; r < rows; ++r) {
       const int64_t t = seq.begin + at + r;
-      for (int64_t j = 0; j < c.ldv; j += X::W) {
-        const int lanes = width - static_cast<int>(j);
+      for (int j = c.first; j < c.last; j += X::W) {
+        const int lanes = width - j;
         V d = grads_.dout.given() ? X::load(grads_.dout.at<const E>(seq.b, t, h, j), lanes) : X::zero();
         if (args_.z.given()) {
           const V z = X::load(args_.z.at<const E>(seq.b, t, h, j), lanes), s = sigmoid(z);

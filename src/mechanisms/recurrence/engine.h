@@ -81,7 +81,8 @@ class ChunkSource {
   // The tiles' columns of o [rows, ldv] = S_t^T q_t, to be scaled and stored. Of the tiles of load() k, q and spare are left.
   virtual void store(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const T* o) const = 0;
 
-  // Backward. load_dout: the gradient of o [rows, ldv] (scale folded in), the tiles as load() left them. gradients: takes
+  // Backward. load_dout: the tiles' columns, and perhaps more, of the gradient of o [rows, ldv] (scale folded in), the tiles as
+  // load() left them; may be called again. gradients: takes
   // them away; heads of a task come in ascending order for every chunk, chunks from the last to the first.
   virtual void load_dout(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, T* dout) const = 0;
   virtual void gradients(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c, const ChunkGrads<T>& d) const = 0;

@@ -320,44 +320,72 @@ void channel_pairs(const EngineShape& s, int rows, const ChunkScratch<T>& c, con
   }
 }
 
-// The gradients of a loaded and prepared chunk, dO in b.d2 from row `rows` on. state: S_0; dstate: dS_C, then dS_0. res: as
-// chunk_columns kept it. Leaves dk, dq in b.dkq, dV in b.dn, dg, dbeta.
+// Of a loaded and prepared chunk, dO in b.d2 from row `rows` on, dS_C in dstate: columns [first, last) of dN; with beta of dV =
+// dY, in b.dn, and -dY, in b.d2. All columns: dbeta too. res: as chunk_columns kept it.
 template <class T>
-void chunk_backward(const EngineShape& s, int rows, const StateShape<T>& shape, const T* state, T* dstate, const T* res,
-                    const ChunkScratch<T>& c, const BackwardScratch<T>& b) {
+void chunk_dvalues(const EngineShape& s, int rows, const StateShape<T>& shape, const T* dstate, const T* res,
+                   const ChunkScratch<T>& c, const BackwardScratch<T>& b, int first, int last) {
+  using X = Vec<T>;
+  for (int j = first, end; j < last; j = end) {
+    const int p = j / kPanel;
+    end = (p + 1) * kPanel < last ? (p + 1) * kPanel : last;
+    gemm<T>(rows, end - j, s.K, transposed(c.kt, kChunk), dstate + shape.panel(p) + j % kPanel, shape.pitch(p), b.dn + j, c.ldv,
+            Fetching<Store>{{}, c.ahead});
+    gemm<T>(rows, end - j, rows, transposed(c.p, kChunk), b.d2 + rows * c.ldv + j, c.ldv, b.dn + j, c.ldv,
+            Fetching<Add>{{}, c.ahead}, DepthFrom{0});
+  }
+  if (!s.beta) return;
+  for (int i = 0; i < rows; ++i) {
+    const typename X::V beta = X::broadcast(c.beta[i]);
+    for (int j = 0; j < rows; j += X::W) X::store(b.upper + i * kChunk + j, beta * X::load(c.a + i * kChunk + j));
+  }
+  substitute_up(rows, last - first, b.upper, b.dn + first, c.ldv);
+  if (last - first == s.V) row_dots<false>(rows, c.ldv, b.dn, res, b.dbeta);
+  for (int i = 0; i < rows; ++i) {
+    const typename X::V beta = X::broadcast(c.beta[i]);
+    for (int64_t j = i * c.ldv + first; j < i * c.ldv + last; j += X::W) {
+      const typename X::V dv = beta * X::load(b.dn + j);
+      X::store(b.dn + j, dv);
+      X::store(b.d2 + j, -dv);
+    }
+  }
+}
+
+// Then columns [first, last) of dstate: dS_0 from dS_C.
+template <class T>
+void chunk_dstate(const EngineShape& s, int rows, const StateShape<T>& shape, T* dstate, const ChunkScratch<T>& c,
+                  const BackwardScratch<T>& b, int first, int last) {
+  const int from = s.beta ? 0 : rows, both = 2 * rows - from;
+  for (int j = first, end; j < last; j = end) {
+    const int p = j / kPanel;
+    end = (p + 1) * kPanel < last ? (p + 1) * kPanel : last;
+    const Left<T> left = transposed(c.kqp + from * c.ldk, c.ldk);
+    const T* d2 = b.d2 + from * c.ldv + j;
+    T* panel = dstate + shape.panel(p) + j % kPanel;
+    if (s.gate == Gate::none) {
+      gemm<T>(s.K, end - j, both, left, d2, c.ldv, panel, shape.pitch(p), Fetching<Add>{{}, c.ahead});
+    } else {
+      gemm<T>(s.K, end - j, both, left, d2, c.ldv, panel, shape.pitch(p), Fetching<DecayAdd<T>>{{c.factor, c.keep}, c.ahead});
+    }
+  }
+}
+
+// And all the rest, after chunk_dvalues. state: S_0; dstate: dS_C. Leaves dk, dq in b.dkq, dV in b.dn, dg, dbeta.
+template <class T>
+void chunk_gradients(const EngineShape& s, int rows, const StateShape<T>& shape, const T* state, const T* dstate, const T* res,
+                     const ChunkScratch<T>& c, const BackwardScratch<T>& b) {
   using X = Vec<T>;
   if (s.beta) {
     for (int i = 0; i < rows; ++i) {
       const typename X::V beta = X::broadcast(c.beta[i]);
       for (int64_t j = 0; j < c.ldv; j += X::W) X::store(c.v + i * c.ldv + j, beta * X::load(res + i * c.ldv + j));
-      for (int j = 0; j < rows; j += X::W) X::store(b.upper + i * kChunk + j, beta * X::load(c.a + i * kChunk + j));
     }
   }
   load_tile_transposed<T>(c.v, c.ldv, rows, s.V, b.nt, kChunk);
-  T* dout = b.d2 + rows * c.ldv;
-  for (int p = 0; p < shape.panels(); ++p) {
-    const int j = p * kPanel, width = shape.columns(p);
-    gemm<T>(rows, width, s.K, transposed(c.kt, kChunk), dstate + shape.panel(p), shape.pitch(p), b.dn + j, c.ldv,
-            Fetching<Store>{{}, c.ahead});
-    gemm<T>(rows, width, rows, transposed(c.p, kChunk), dout + j, c.ldv, b.dn + j, c.ldv, Fetching<Add>{{}, c.ahead},
-            DepthFrom{0});
-  }
-  if (s.beta) {
-    substitute_up(rows, s.V, b.upper, b.dn, c.ldv);
-    row_dots<false>(rows, c.ldv, b.dn, res, b.dbeta);
-    for (int i = 0; i < rows; ++i) {
-      const typename X::V beta = X::broadcast(c.beta[i]);
-      for (int64_t j = i * c.ldv; j < (i + 1) * c.ldv; j += X::W) {
-        const typename X::V dv = beta * X::load(b.dn + j);
-        X::store(b.dn + j, dv);
-        X::store(b.d2 + j, -dv);
-      }
-    }
-  }
-  const int first = s.beta ? 0 : rows, both = 2 * rows - first;
-  const T* d2 = b.d2 + first * c.ldv;
+  const int from = s.beta ? 0 : rows, both = 2 * rows - from;
+  const T* d2 = b.d2 + from * c.ldv;
   load_tile_transposed<T>(d2, c.ldv, both, s.V, b.d2t, 2 * kChunk);
-  gemm<T>(both, rows, s.V, as_is(d2, c.ldv), b.nt, kChunk, b.dpa + first * kChunk, kChunk, Fetching<Store>{{}, c.ahead});
+  gemm<T>(both, rows, s.V, as_is(d2, c.ldv), b.nt, kChunk, b.dpa + from * kChunk, kChunk, Fetching<Store>{{}, c.ahead});
   for (int p = 0; p < shape.panels(); ++p) {
     const int j = p * kPanel, width = shape.columns(p);
     const int64_t pitch = shape.pitch(p);
@@ -372,22 +400,11 @@ void chunk_backward(const EngineShape& s, int rows, const StateShape<T>& shape, 
     }
   }
   if (s.gate != Gate::none) state_dots(shape, state, dstate, b.carry);
-  for (int p = 0; p < shape.panels(); ++p) {
-    const int j = p * kPanel, width = shape.columns(p);
-    T* after = dstate + shape.panel(p);
-    if (s.gate == Gate::none) {
-      gemm<T>(s.K, width, both, transposed(c.kqp + first * c.ldk, c.ldk), d2 + j, c.ldv, after, shape.pitch(p),
-              Fetching<Add>{{}, c.ahead});
-    } else {
-      gemm<T>(s.K, width, both, transposed(c.kqp + first * c.ldk, c.ldk), d2 + j, c.ldv, after, shape.pitch(p),
-              Fetching<DecayAdd<T>>{{c.factor, c.keep}, c.ahead});
-    }
-  }
   if (s.K < c.ldk) {
     for (int64_t i = 0; i < 2 * rows * c.ldk; i += X::W) X::store(b.dkq + i, X::zero());
     for (int64_t i = 0; i < rows * c.ldk; i += X::W) X::store(b.dks + i, X::zero());
   }
-  store_tile_transposed<T>(b.dkqt, 2 * kChunk, both, s.K, b.dkq + first * c.ldk, c.ldk);
+  store_tile_transposed<T>(b.dkqt, 2 * kChunk, both, s.K, b.dkq + from * c.ldk, c.ldk);
   store_tile_transposed<T>(b.dkst, kChunk, rows, s.K, b.dks, c.ldk);
   if (s.gate == Gate::channel) {
     channel_pairs(s, rows, c, b);

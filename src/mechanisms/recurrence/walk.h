@@ -183,6 +183,13 @@ void walk_ladder(const Source& source, T* states, T* window, const Launch& launc
   for (int head = 0; head < heads; ++head) source.end(head, states + head * elements);
 }
 
+template <class Busy>
+LINNET_INLINE void pause_while(const Busy& busy) {
+  for (int spin = 0; busy(); ++spin) {
+    if (spin > 1000) sched_yield();
+  }
+}
+
 // Who computes the scores of a chunk, and when they can be read. A task that is kPlaces chunks ahead of another waits for it,
 // so that what it computes can be taken; but never for one that may not have started: then it computes for itself.
 class Turns {
@@ -216,12 +223,6 @@ class Turns {
   void pass(int64_t task, int64_t chunk) { __atomic_store_n(&passed_[task].value, chunk + 1, __ATOMIC_RELEASE); }
 
  private:
-  template <class Busy>
-  LINNET_INLINE static void pause_while(const Busy& busy) {
-    for (int spin = 0; busy(); ++spin) {
-      if (spin > 1000) sched_yield();
-    }
-  }
   struct alignas(128) Count {
     int64_t value;
   };
