@@ -94,6 +94,20 @@ sanitizer() {  # the tools at once
   return $code
 }
 check() { indented "$linnet" check --device cuda "$@"; }
+# Sequences that are cut in segments; repeated keys leave maps of the state that matter.
+long_sequences() {  # the reference of each on a core of its own
+  local all='B=1 T=9000 Hq=1 Hk=1 Hv=1 K=128 V=128 dtype=bf16 impl=cuda' line jobs=() code=0
+  for line in 'linear S=9000 with=initial_state' 'decay with=g,initial_state' 'gla with=initial_state' 'delta with=initial_state' \
+    'delta with=initial_state values=repeated' 'gated_delta with=initial_state other=g' \
+    'gated_delta with=initial_state other=g values=repeated' 'gated_delta with=initial_state' \
+    'gated_delta with=initial_state values=repeated'; do
+    (set -o pipefail
+      check --case "$line $all pass=fwd" --case "$line $all pass=bwd" | grep -vE ' ok$|^ *check ' | sed "s/$/: $line/") &
+    jobs+=($!)
+  done
+  for line in "${jobs[@]}"; do wait "$line" || code=1; done
+  return $code
+}
 vectors() { check tests/vectors | grep -vE ' ok$|skipped: |not compared: '; return "${PIPESTATUS[0]}"; }
 
 # What is measured: operators;case;case... The number in front: how many processes compile its peers beforehand.
@@ -161,6 +175,7 @@ for word in $parts; do
     tests) part "Functions of src/ptx" indented "$folder/ptx_test" --gtest_brief=1 ;;
     check)
       part "Vector files" vectors
+      part "Long sequences" long_sequences
       # shellcheck disable=SC2086
       part "Random cases" check --random "${RANDOM_CASES:-2000}" $operators
       ;;
