@@ -91,7 +91,6 @@ struct Engine {
   // one.
   void* saved = nullptr;
   float* saved_units = nullptr;
-  bool saved_transposed = false;  // by the tile kernel, as operands with key channels for rows
   StepSizes steps;
   Finish finish;
   StepGradients back;
@@ -99,7 +98,7 @@ struct Engine {
 };
 
 // Shared memory of the kernels that decode many heads: three states on their way, and what the threads of 32 columns share.
-constexpr int decode_ring_bytes(int K, int V) { return 2048 + 3 * K * V * 4 + V / 16 * (16 * K + 1056) + 64; }
+constexpr int decode_ring_bytes(int K, int V) { return 2048 + 3 * K * V * 4 + V / 32 * (16 * K + 1056) + 64; }
 
 constexpr Dtype saved_dtype(Dtype dtype, int32_t K, int32_t V) {
   return dtype == Dtype::bf16 && K % 64 == 0 && V % 64 == 0 ? Dtype::bf16 : Dtype::f32;  // as large as the tile kernel's

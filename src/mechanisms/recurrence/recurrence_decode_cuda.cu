@@ -5,7 +5,7 @@
 // f32: S' + k u^T is S + (expm1(g) S + k u^T) for decays near 1.
 //
 //   decode   a block for 32 columns; all loads issued before the first is used
-//   ring     many heads: a block on every multiprocessor walks over heads, three states on their way in or out by the copy
+//   ring     many heads: a block on every multiprocessor walks over heads, two states on their way in and one out by the copy
 //            engine; the same sums in the same order
 #include "mechanisms/recurrence/recurrence_cuda.h"
 #include "mechanisms/recurrence/recurrence_map.cuh"
@@ -184,49 +184,30 @@ constexpr int kStages = 3;
 template <int kRows, int kGroups>
 struct Ring {
   alignas(1024) float4 states[kStages][16 * kRows][8 * kGroups];
-  Columns<kRows> columns[2][kGroups];
-  uint64_t full[kStages], done[kStages];
+  Columns<kRows> columns[kGroups];
+  uint64_t full[kStages];
 };
 
-// K = 16 kRows, V = 32 kGroups, states side by side: 128 kGroups threads, and a warp that moves the states.
+// K = 16 kRows, V = 32 kGroups, states side by side: 128 kGroups threads.
 template <int kRows, int kGroups>
 __device__ void ring(const Engine& e) {
   extern __shared__ char memory[];
   using Memory = Ring<kRows, kGroups>;
   auto& s = ptx::shared_as<Memory>(memory);
   constexpr uint32_t kBytes = sizeof(s.states[0]);
-  constexpr int kWorkers = 128 * kGroups;
   static_assert(sizeof(Memory) + 1024 <= decode_ring_bytes(16 * kRows, 32 * kGroups));
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, heads = static_cast<int>(e.N) * e.H;
   const int count = (heads - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
   const auto head = [&](int i) { return static_cast<int>(blockIdx.x) + i * static_cast<int>(gridDim.x); };
+  const auto state = [&](int i) { return e.final.data + head(i) / e.H * e.final.stride_n + head(i) % e.H * e.final.stride_h; };
+  const auto load = [&](int i) {
+    ptx::barrier_arrive_expect(&s.full[i % kStages], kBytes);
+    ptx::load_bytes(s.states[i % kStages], state(i), kBytes, &s.full[i % kStages]);
+  };
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      ptx::barrier_init(&s.full[i], 1);
-      ptx::barrier_init(&s.done[i], kWorkers);
-    }
+    for (int i = 0; i < kStages; ++i) ptx::barrier_init(&s.full[i], 1);
     ptx::barrier_init_fence();
-  }
-  __syncthreads();
-  if (threadIdx.x >= kWorkers) {
-    if (threadIdx.x > kWorkers) return;
-    const auto state = [&](int i) {
-      return e.final.data + head(i) / e.H * e.final.stride_n + head(i) % e.H * e.final.stride_h;
-    };
-    const auto load = [&](int i) {
-      ptx::barrier_arrive_expect(&s.full[i % kStages], kBytes);
-      ptx::load_bytes(s.states[i % kStages], state(i), kBytes, &s.full[i % kStages]);
-    };
-    for (int i = 0; i < kStages && i < count; ++i) load(i);
-    for (int i = 0; i < count; ++i) {
-      ptx::barrier_wait(&s.done[i % kStages], i / kStages & 1);
-      ptx::store_bytes(state(i), s.states[i % kStages], kBytes);
-      if (i + kStages >= count) continue;
-      ptx::wait_stores_read();
-      load(i + kStages);
-    }
-    ptx::wait_stores();
-    return;
+    for (int i = 0; i < kStages - 1 && i < count; ++i) load(i);
   }
   const auto sync = [&] {
     if (group == 0) ptx::group_sync<1, 128>();
@@ -236,24 +217,30 @@ __device__ void ring(const Engine& e) {
   };
   Token<kRows> next;
   if (count > 0) next.ask(e, head(0) / e.H, head(0) % e.H, thread, 32 * group);
+  __syncthreads();
   for (int i = 0; i < count; ++i) {
     const Token<kRows> token = next;
     const int stage = i % kStages, h = head(i) % e.H;
     const int64_t n = head(i) / e.H;
-    Columns<kRows>& columns = s.columns[i % 2][group];  // the other one may still be read
     if (i + 1 < count) next.ask(e, head(i + 1) / e.H, head(i + 1) % e.H, thread, 32 * group);
-    share(e, token, thread, columns);
+    share(e, token, thread, s.columns[group]);
     sync();
     ptx::barrier_wait(&s.full[stage], i / kStages & 1);
     float4 S[kRows];
 #pragma unroll
     for (int j = 0; j < kRows; ++j) S[j] = s.states[stage][thread / 8 + 16 * j][8 * group + thread % 8];
-    update(e, n, h, thread, 32 * group, token, columns, S, sync);
+    update(e, n, h, thread, 32 * group, token, s.columns[group], S, sync);
 #pragma unroll
     for (int j = 0; j < kRows; ++j) s.states[stage][thread / 8 + 16 * j][8 * group + thread % 8] = S[j];
     ptx::fence_async_shared();
-    ptx::barrier_arrive(&s.done[stage]);
+    __syncthreads();
+    if (threadIdx.x != 0) continue;
+    // The stage of the state before this one is free when its way out has been read.
+    ptx::wait_stores_read();
+    if (i + kStages - 1 < count) load(i + kStages - 1);
+    ptx::store_bytes(state(i), s.states[stage], kBytes);
   }
+  if (threadIdx.x == 0) ptx::wait_stores();
 }
 
 }  // namespace
@@ -261,9 +248,9 @@ __device__ void ring(const Engine& e) {
 extern "C" __global__ void __launch_bounds__(128, 8) decode_4(const __grid_constant__ Engine e) { decode<4>(e); }
 extern "C" __global__ void __launch_bounds__(128, 7) decode_8(const __grid_constant__ Engine e) { decode<8>(e); }
 extern "C" __global__ void __launch_bounds__(128) decode_16(const __grid_constant__ Engine e) { decode<16>(e); }
-extern "C" __global__ void __launch_bounds__(288, 4) ring_64_64(const __grid_constant__ Engine e) { ring<4, 2>(e); }
-extern "C" __global__ void __launch_bounds__(544, 2) ring_64_128(const __grid_constant__ Engine e) { ring<4, 4>(e); }
-extern "C" __global__ void __launch_bounds__(288, 2) ring_128_64(const __grid_constant__ Engine e) { ring<8, 2>(e); }
-extern "C" __global__ void __launch_bounds__(544, 1) ring_128_128(const __grid_constant__ Engine e) { ring<8, 4>(e); }
+extern "C" __global__ void __launch_bounds__(256, 4) ring_64_64(const __grid_constant__ Engine e) { ring<4, 2>(e); }
+extern "C" __global__ void __launch_bounds__(512, 2) ring_64_128(const __grid_constant__ Engine e) { ring<4, 4>(e); }
+extern "C" __global__ void __launch_bounds__(256, 2) ring_128_64(const __grid_constant__ Engine e) { ring<8, 2>(e); }
+extern "C" __global__ void __launch_bounds__(512, 1) ring_128_128(const __grid_constant__ Engine e) { ring<8, 4>(e); }
 
 }  // namespace linnet::cuda

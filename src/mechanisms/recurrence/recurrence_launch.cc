@@ -28,11 +28,7 @@ bool is_aligned(const Rows& rows, Dtype dtype) {
          rows.stride_h % 8 == 0 && rows.stride_t >= 0 && rows.stride_b >= 0 && rows.stride_h >= 0;
 }
 
-int64_t tile_segments(const Engine& e) {
-  if (e.T <= kLongest) return 1;
-  const int64_t part = segment_tokens(e, e.T), whole = (e.T + part - 1) / part, most = kVeryLong / kSegment;
-  return e.offsets != nullptr && part > kSegment && whole < most ? most : whole;  // of one of the packed sequences
-}
+int64_t tile_segments(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kSegment - 1) / kSegment; }
 
 bool encode_rows(TensorMap* map, const Engine& e, const Rows& rows, int32_t width) {
   const auto distance = [](int64_t count, int64_t stride) {  // of a dimension with one entry nobody asks
@@ -52,8 +48,7 @@ bool has_tiles(const Engine& e) {
                      !e.l2_norm && e.out_source.map == Map::identity;
   return plain && !e.untiled && is_16_bit(dtype) && is_tile_width(e.K) && is_tile_width(e.V) && e.N > 0 && e.T > 0 &&
          e.scale != 0 && (e.finish.z.data == nullptr || is_aligned(e.finish.z, dtype)) && is_aligned(e.q, dtype) &&
-         is_aligned(e.k, dtype) && is_aligned(e.v, dtype) &&
-         (is_aligned(e.out, dtype) || (e.out.data == nullptr && e.saved_transposed));
+         is_aligned(e.k, dtype) && is_aligned(e.v, dtype) && is_aligned(e.out, dtype);
 }
 
 namespace {
@@ -182,14 +177,12 @@ bool is_decode(const Engine& e) {
          e.initial.stride_row % 4 == 0 && e.initial.stride_h % 4 == 0 && e.initial.stride_n % 4 == 0;
 }
 void run_decode(const Launch& launch, const Engine& e) {
-  constexpr int64_t kMemory = 232448;  // shared, of a multiprocessor
+  constexpr int64_t kMemory = 3 * 128 * 128 * 4;  // of a multiprocessor, for states
   const bool ring = is_tile_width(e.K) && is_tile_width(e.V) && e.initial.stride_row == e.V;
-  const int64_t heads = e.N * e.H,
-                blocks = ring ? cuda::multiprocessor_count() * (kMemory / (decode_ring_bytes(e.K, e.V) + 1024)) : 0;
+  const int64_t heads = e.N * e.H, blocks = ring ? cuda::multiprocessor_count() * (kMemory / (3 * e.K * e.V * 4)) : 0;
   if (ring && heads >= 2 * blocks && heads < int64_t{1} << 30) {
     static constexpr const char* kNames[2][2] = {{"ring_64_64", "ring_64_128"}, {"ring_128_64", "ring_128_128"}};
-    return enqueue(launch,
-                   {"recurrence_decode_cuda", kNames[e.K == 128][e.V == 128], 4 * e.V + 32, decode_ring_bytes(e.K, e.V)},
+    return enqueue(launch, {"recurrence_decode_cuda", kNames[e.K == 128][e.V == 128], 4 * e.V, decode_ring_bytes(e.K, e.V)},
                    {blocks}, e);
   }
   const char* name = e.K <= 64 ? "decode_4" : e.K <= 128 ? "decode_8" : "decode_16";
