@@ -96,11 +96,12 @@ sanitizer() {  # the tools at once
 check() { indented "$linnet" check --device cuda "$@"; }
 # Sequences that are cut in segments; repeated keys leave maps of the state that matter.
 long_sequences() {  # the reference of each on a core of its own
-  local all='B=1 T=9000 Hq=1 Hk=1 Hv=1 K=128 V=128 dtype=bf16 impl=cuda' line jobs=() code=0
-  for line in 'linear S=9000 with=initial_state' 'decay with=g,initial_state' 'gla with=initial_state' 'delta with=initial_state' \
-    'delta with=initial_state values=repeated' 'gated_delta with=initial_state other=g' \
-    'gated_delta with=initial_state other=g values=repeated' 'gated_delta with=initial_state' \
-    'gated_delta with=initial_state values=repeated'; do
+  local all='B=1 Hq=1 Hk=1 Hv=1 K=128 V=128 dtype=bf16 impl=cuda' line jobs=() code=0
+  for line in 'linear T=33000 S=33000' 'linear T=9000 S=9000 with=initial_state' 'decay T=33000 with=g' \
+    'decay T=9000 with=g,initial_state' 'gla T=9000 with=initial_state' 'delta T=9000 with=initial_state' \
+    'delta T=9000 with=initial_state values=repeated' 'gated_delta T=9000 with=initial_state other=g' \
+    'gated_delta T=9000 with=initial_state other=g values=repeated' 'gated_delta T=9000 with=initial_state' \
+    'gated_delta T=9000 with=initial_state values=repeated'; do
     (set -o pipefail
       check --case "$line $all pass=fwd" --case "$line $all pass=bwd" | grep -vE ' ok$|^ *check ' | sed "s/$/: $line/") &
     jobs+=($!)

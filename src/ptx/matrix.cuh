@@ -22,6 +22,13 @@ __device__ __forceinline__ void store_matrices_transposed(uint32_t address, uint
                : "memory");
 }
 
+// The matrix transposed, from registers to registers.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t a) {
+  uint32_t d;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+  return d;
+}
+
 // D [16, 8] += A [16, 8] B [8, 8] of one warp in tf32. A: rows l / 4 and + 8 of column l % 4, then of column l % 4 + 4; B: rows
 // l % 4 and + 4 of column l / 4; D: columns 2 (l % 4) and the next one of rows l / 4 and + 8.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

@@ -20,7 +20,8 @@ extern "C" __global__ void __launch_bounds__(256)
   if (head >= heads) return;
   const Walk w = walk_of(e, head / e.H, 0);
   if (w.length <= kLongest) return;
-  const int used = static_cast<int>((w.length + kSegment - 1) / kSegment) - 1;
+  const int64_t part = segment_tokens(e, w.length);
+  const int used = static_cast<int>((w.length + part - 1) / part) - 1;
   float state = 0;
   const int count = min(used, segments);
   constexpr int kAhead = 8;  // segments whose states are on their way at once

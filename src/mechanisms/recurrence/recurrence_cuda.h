@@ -91,6 +91,7 @@ struct Engine {
   // one.
   void* saved = nullptr;
   float* saved_units = nullptr;
+  bool saved_transposed = false;  // by the tile kernel, as operands with key channels for rows
   StepSizes steps;
   Finish finish;
   StepGradients back;

@@ -9,24 +9,30 @@ constexpr const char* kImage = "recurrence_gradients_cuda";
 
 int64_t batch_of(const Engine& e) { return e.offsets == nullptr ? e.N : 1; }
 
+// What the kernels of dg and of whole chunks are told; tiled: with descriptions for the copy engine.
+bool pairs_of(const Launch& launch, const Engine& base, const Rows& dout, const Rows& dg, const GradientScratch& scratch,
+              bool tiled, Pairs* pairs) {
+  pairs->e = base;
+  pairs->e.out = dout;
+  pairs->dg = dg;
+  for (int i = 0; i < 2; ++i) {
+    pairs->saved[i] = scratch.saved[i];
+    pairs->units[i] = scratch.units[i];
+  }
+  if (!tiled || (encode_rows(&pairs->q, base, base.q, base.K) && encode_rows(&pairs->k, base, base.k, base.K) &&
+                 encode_rows(&pairs->v, base, base.v, base.V) && encode_rows(&pairs->dout, base, dout, base.V))) {
+    return true;
+  }
+  *launch.error = "a tensor has no description for the copy engine";
+  return false;
+}
+
 void run_pairs(const Launch& launch, const Engine& base, const Rows& dout, const Rows& dg, const GradientScratch& scratch,
                bool tiled) {
   Pairs pairs;
-  pairs.e = base;
-  pairs.e.out = dout;
-  pairs.dg = dg;
-  for (int i = 0; i < 2; ++i) {
-    pairs.saved[i] = scratch.saved[i];
-    pairs.units[i] = scratch.units[i];
-  }
+  if (!pairs_of(launch, base, dout, dg, scratch, tiled, &pairs)) return;
   const Grid grid = {base.N * base.H, (base.T + 63) / 64};
   if (!tiled) return enqueue(launch, {kImage, "pairs_any", 256}, grid, pairs);
-  const bool encoded = encode_rows(&pairs.q, base, base.q, base.K) && encode_rows(&pairs.k, base, base.k, base.K) &&
-                       encode_rows(&pairs.v, base, base.v, base.V) && encode_rows(&pairs.dout, base, dout, base.V);
-  if (!encoded) {
-    *launch.error = "a tensor has no description for the copy engine";
-    return;
-  }
   static constexpr const char* kNames[2][2][2] = {
       {{"pairs_f16_64_64", "pairs_f16_64_128"}, {"pairs_f16_128_64", "pairs_f16_128_128"}},
       {{"pairs_bf16_64_64", "pairs_bf16_64_128"}, {"pairs_bf16_128_64", "pairs_bf16_128_128"}}};
@@ -101,6 +107,36 @@ bool is_tiled(const Gradients& g, const GradientScratch& scratch) {
   return is_tiled(w.dq) && is_tiled(w.dk) && is_tiled(w.dv);
 }
 
+namespace {
+
+int64_t whole_chunks(const Engine& base) { return base.N * ((base.T + 63) / 64) * (base.H / base.q.group); }
+// Whether one kernel has dq, dk and dg of whole chunks (recurrence_whole_cuda.cu): queries and keys have the same heads, and
+// their gradients can be stored.
+bool is_whole(const Gradients& g, const Walks& walk) {
+  const Engine& base = g.base;
+  const auto fits = [&](const View& view) {
+    return !view.given() || (view.size[2] * base.q.group == base.H && is_aligned(rows_of(view, base.H), base.q.dtype));
+  };
+  return base.q.dtype == Dtype::bf16 && base.H > 0 && base.q.group == base.k.group && fits(g.dq) && fits(g.dk) &&
+         is_tiled(walk.dq) && is_tiled(walk.dk) && is_aligned(g.dout, base.q.dtype) && whole_chunks(base) < int64_t{1} << 30;
+}
+void run_whole(const Launch& launch, const Gradients& g, const Rows& dg, const GradientScratch& scratch) {
+  const Engine& base = g.base;
+  Pairs pairs;
+  if (!pairs_of(launch, base, g.dout, dg, scratch, true, &pairs)) return;
+  pairs.dq = rows_of(g.dq, base.H);
+  pairs.dk = rows_of(g.dk, base.H);
+  pairs.chunks = static_cast<int32_t>(whole_chunks(base));
+  static constexpr const char* kNames[2][2] = {{"whole_64_64", "whole_64_128"}, {"whole_128_64", "whole_128_128"}};
+  const int64_t most = multiprocessor_count(), blocks = pairs.chunks < most ? pairs.chunks : most;
+  enqueue(launch,
+          {"recurrence_whole_cuda", kNames[base.K == 128][base.V == 128], 128 * (2 + base.K / 64),
+           whole_shared_bytes(base.K, base.V)},
+          {blocks}, pairs);
+}
+
+}  // namespace
+
 void run_gradients(const Launch& launch, const Gradients& g, const GradientScratch& scratch) {
   const Engine& base = g.base;
   const int64_t B = batch_of(base);
@@ -113,6 +149,25 @@ void run_gradients(const Launch& launch, const Gradients& g, const GradientScrat
   };
   Walks walk = walks_of(g, scratch);
   Engine &dq = walk.dq, &dk = walk.dk;
+  const Rows all = dense_rows(scratch.dg, base.T, base.H, 1), dg = g.dg.data != nullptr ? g.dg : all;
+  const auto sum_dg = [&] {
+    if (!g.dg_head.given()) return;
+    const int64_t rows = B * base.T, stride = g.dg_head.stride[0];
+    const int32_t type = static_cast<int32_t>(g.dg_head.dtype);
+    enqueue(launch, {kImage, "sum_tokens", 256}, {base.H}, scratch.dg, rows, base.H, g.dg_head.data, type, stride);
+  };
+  if (wants_dg && is_whole(g, walk)) {
+    Engine states = base;
+    states.initial = g.initial;
+    states.saved = scratch.saved[0];
+    walk.dv.saved = scratch.saved[1];
+    states.saved_transposed = walk.dv.saved_transposed = true;
+    run_engine(launch, states, scratch.engine);
+    run(walk.dv, g.dv);
+    run_whole(launch, g, dg, scratch);
+    sum_dg();
+    return;
+  }
   if (wants_dg) {
     const bool tiled = is_tiled(dq) && is_tiled(dk);
     Engine* const walks[2] = {&dq, &dk};
@@ -123,13 +178,8 @@ void run_gradients(const Launch& launch, const Gradients& g, const GradientScrat
     }
     run(dq, g.dq);
     run(dk, g.dk);
-    const Rows all = dense_rows(scratch.dg, base.T, base.H, 1);
-    run_pairs(launch, base, g.dout, g.dg.data != nullptr ? g.dg : all, scratch, tiled);
-    if (g.dg_head.given()) {
-      const int64_t rows = B * base.T, stride = g.dg_head.stride[0];
-      const int32_t type = static_cast<int32_t>(g.dg_head.dtype);
-      enqueue(launch, {kImage, "sum_tokens", 256}, {base.H}, scratch.dg, rows, base.H, g.dg_head.data, type, stride);
-    }
+    run_pairs(launch, base, g.dout, dg, scratch, tiled);
+    sum_dg();
   } else {
     if (g.dq.given()) run(dq, g.dq);
     if (g.dk.given()) run(dk, g.dk);

@@ -7,8 +7,10 @@
 //   W_ij = scale (dout_i . v_j) (q_i . k_j) exp(G_i - G_j), j < i;   rows_i = sum_j W_ij,   columns_j = sum_i W_ij
 //   reads_i = scale exp(G_i) q_i . S_0 dout_i,   writes_j = exp(G_C - G_j) k_j . dS_C v_j
 //
-// S_0, the state before a chunk, is kept by the walk of dq, dS_C, the gradient of the state behind it, by that of dk; then one
-// block has one chunk of a head (recurrence_gradients_cuda.cu).
+// S_0, the state before a chunk, and dS_C, the gradient of the state behind it, are kept by walks. bf16, queries and keys with
+// the same heads: a walk forwards that only keeps, and that of dv; then one kernel has dq, dk and dg of whole chunks, and adds
+// the heads of a group (recurrence_whole_cuda.cu). Else the walks of dq and dk keep them, and then one block has dg of one
+// chunk of a head (recurrence_gradients_cuda.cu).
 #pragma once
 
 #include "mechanisms/recurrence/recurrence_launch.h"
@@ -46,7 +48,12 @@ struct Pairs {
   Rows dg;
   const void* saved[2] = {};
   const float* units[2] = {};
+  Rows dq, dk;         // recurrence_whole_cuda.cu alone; absent: not wanted
+  int32_t chunks = 0;  // of all sequences and groups of heads
 };
+constexpr int whole_shared_bytes(int K, int V) {
+  return 1024 + 2 * (2 * K + 2 * V) / 64 * 64 * 128 + 4 * K * V + 64 * 128 + (2 * K / 16 * 2 + 2 * 10 + 10) * 64 * 4 + 1024;
+}
 constexpr int pairs_shared_bytes(int K, int V) { return 1024 + (2 * K + 2 * V) / 64 * 64 * 128 + 8192; }
 
 }  // namespace linnet::cuda

@@ -4,43 +4,28 @@
 // S_0 dout^T and dS_C v^T have key channels as rows and tokens as columns, and their products with q^T and k^T are sums over
 // rows. Nothing is written but dg; 2 blocks of a multiprocessor keep 256 KB on the way.
 #include "mechanisms/recurrence/recurrence_gradients.h"
+#include "mechanisms/recurrence/recurrence_pairs.cuh"
 #include "mechanisms/recurrence/recurrence_tile.cuh"
 
 namespace linnet::cuda {
 namespace {
 
-// The last steps, by one warp: of token lane + 32 i, whole = rows - columns + reads, write = what it wrote.
-__device__ __forceinline__ void store_dg(const Pairs& pairs, const Walk& w, int h, int chunk, int lane, const float (&whole)[2],
-                                         const float (&write)[2], float over) {
-  float behind[2] = {whole[0], whole[1]}, before[2] = {write[0], write[1]};
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float later = __shfl_down_sync(0xffffffff, behind[i], step), earlier = __shfl_up_sync(0xffffffff, before[i], step);
-      if (lane + step < 32) behind[i] += later;
-      if (lane >= step) before[i] += earlier;
-    }
-  }
-  behind[0] += __shfl_sync(0xffffffff, behind[1], 0);
-  const float low = __shfl_sync(0xffffffff, before[0], 31);
-  float excluded[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    excluded[i] = __shfl_up_sync(0xffffffff, before[i], 1);
-    if (lane == 0) excluded[i] = 0;
-  }
-  excluded[1] += low;
+// The log decays of tokens lane and lane + 32.
+struct TokenGates {
+  float g[2] = {};
+};
+__device__ __forceinline__ TokenGates load_gates(const Pairs& pairs, const Walk& w, int h, int chunk, int lane) {
+  TokenGates gates;
+  const StepSizes& steps = pairs.e.steps;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int64_t t = static_cast<int64_t>(chunk) * C + lane + 32 * i;
     if (t >= w.length) continue;
     float g = ptx::load(pairs.e.g.data, pairs.e.g.dtype, row_of(pairs.e.g, w.b, w.begin + t, h));
-    const StepSizes& steps = pairs.e.steps;
     if (steps.A != nullptr) g = step_decay(step_size(steps, g + step_bias(steps, h)), steps.A[h * steps.stride_A]);
-    const float dg = expf(g) == 0 ? 0 : behind[i] + excluded[i] + over;
-    ptx::store(const_cast<void*>(pairs.dg.data), pairs.dg.dtype, row_of(pairs.dg, w.b, w.begin + t, h), dg);
+    gates.g[i] = g;
   }
+  return gates;
 }
 
 template <int K, int V>
@@ -241,7 +226,7 @@ __device__ void pairs_tile(const Pairs& pairs) {
     write[i] = t < rows ? e.scale * s.write[t] * s.weight[t] * writes : 0;
   }
   for (int j = 0; j < K / 16; ++j) product += s.over[j];
-  store_dg(pairs, w, h, chunk, lane, whole, write, e.scale * expf(all) * product);
+  store_dg(pairs, w, h, chunk, lane, whole, write, e.scale * expf(all) * product, load_gates(pairs, w, h, chunk, lane).g);
 }
 
 // Any width up to 256 and any type, in f32: products of 64 x 64 by 256 threads with 4 x 4 sums each.
@@ -365,7 +350,8 @@ extern "C" __global__ void __launch_bounds__(256) pairs_any(const __grid_constan
     whole[i] = t < rows ? e.scale * (s.rows[t] - s.columns[t] + expf(static_cast<float>(s.sums[t])) * s.reads[t]) : 0;
     write[i] = t < rows ? e.scale * expf(static_cast<float>(all - s.sums[t])) * s.writes[t] : 0;
   }
-  store_dg(pairs, w, h, chunk, threadIdx.x, whole, write, e.scale * expf(static_cast<float>(all)) * over);
+  store_dg(pairs, w, h, chunk, threadIdx.x, whole, write, e.scale * expf(static_cast<float>(all)) * over,
+           load_gates(pairs, w, h, chunk, threadIdx.x).g);
 }
 
 // out[h] = the sum of x [rows, H] over its rows: each thread every 256th row, then in order.

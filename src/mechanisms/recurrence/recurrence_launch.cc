@@ -28,7 +28,11 @@ bool is_aligned(const Rows& rows, Dtype dtype) {
          rows.stride_h % 8 == 0 && rows.stride_t >= 0 && rows.stride_b >= 0 && rows.stride_h >= 0;
 }
 
-int64_t tile_segments(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kSegment - 1) / kSegment; }
+int64_t tile_segments(const Engine& e) {
+  if (e.T <= kLongest) return 1;
+  const int64_t part = segment_tokens(e, e.T), whole = (e.T + part - 1) / part, most = kVeryLong / kSegment;
+  return e.offsets != nullptr && part > kSegment && whole < most ? most : whole;  // of one of the packed sequences
+}
 
 bool encode_rows(TensorMap* map, const Engine& e, const Rows& rows, int32_t width) {
   const auto distance = [](int64_t count, int64_t stride) {  // of a dimension with one entry nobody asks
@@ -48,7 +52,8 @@ bool has_tiles(const Engine& e) {
                      !e.l2_norm && e.out_source.map == Map::identity;
   return plain && !e.untiled && is_16_bit(dtype) && is_tile_width(e.K) && is_tile_width(e.V) && e.N > 0 && e.T > 0 &&
          e.scale != 0 && (e.finish.z.data == nullptr || is_aligned(e.finish.z, dtype)) && is_aligned(e.q, dtype) &&
-         is_aligned(e.k, dtype) && is_aligned(e.v, dtype) && is_aligned(e.out, dtype);
+         is_aligned(e.k, dtype) && is_aligned(e.v, dtype) &&
+         (is_aligned(e.out, dtype) || (e.out.data == nullptr && e.saved_transposed));
 }
 
 namespace {

@@ -63,6 +63,9 @@ struct Shared {
   uint64_t full[kStages], empty[kStages], p_full[2], p_empty[2];
 };
 
+// Whether a walk reads: not where only the states that segments leave are wanted, or those that it keeps.
+__device__ __forceinline__ bool has_reads(const Tile& tile) { return tile.phase != 1 && tile.e.out.data != nullptr; }
+
 // The chunks that a block walks.
 struct Walk {
   int64_t b, begin, length;  // the sequence: batch row, first token, tokens
@@ -81,7 +84,7 @@ __device__ Walk walk_of(const Engine& e, int64_t n, int segment, bool cut = true
     const int64_t end = offset(e, n + 1);
     w.length = end > w.begin ? end - w.begin : 0;
   }
-  const int chunks = static_cast<int>((w.length + C - 1) / C), part = static_cast<int>(kSegment / C);
+  const int chunks = static_cast<int>((w.length + C - 1) / C), part = static_cast<int>(segment_tokens(e, w.length) / C);
   const int segments = !cut || w.length <= kLongest ? 1 : (chunks + part - 1) / part;
   const int from = segments == 1 ? 0 : segment * part, to = segments == 1 ? chunks : min(chunks, from + part);
   w.count = segment < segments ? to - from : 0;
@@ -95,7 +98,7 @@ __device__ Walk walk_of(const Engine& e, int64_t n, int segment, bool cut = true
 template <int K, int V>
 __device__ void produce(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) {
   const Engine& e = tile.e;
-  const bool reads = tile.phase != 1;
+  const bool reads = has_reads(tile);
   constexpr uint32_t kWritten = (K + V) / 64 * kPanel, kRead = K / 64 * kPanel;
   ptx::prefetch_map(&tile.q);
   ptx::prefetch_map(&tile.k);
@@ -272,7 +275,7 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
       }
     }
     float p[32];
-    if (tile.phase != 1) {
+    if (has_reads(tile)) {
       ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
       const uint64_t q = ptx::descriptor_k_major(ptx::shared_address(s.q[stage]), C, 0);
       const uint64_t k = ptx::descriptor_k_major(ptx::shared_address(s.k[stage]), C, 0);
@@ -478,12 +481,25 @@ __device__ __forceinline__ void save_operand(const Engine& e, int64_t slot, int 
   }
 }
 
+// The same transposed: 16 key channels x this warp's 16 value channels at a time, where a warpgroup of 64 key channels wants
+// them.
+template <int K, int V>
+__device__ __forceinline__ void save_transposed(const Engine& e, int64_t slot, int h, int group, const uint32_t (&A)[K / 4]) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  auto* to = static_cast<uint4*>(e.saved) + (slot * e.H + h) * (K * V / 8) + 128 * (group * 4 + warp) + lane;
+#pragma unroll
+  for (int j = 0; j < K / 16; ++j) {
+    to[j / 4 * (128 * V / 16) + j % 4 * 32] = uint4{ptx::transpose_matrix(A[4 * j]), ptx::transpose_matrix(A[4 * j + 2]),
+                                                    ptx::transpose_matrix(A[4 * j + 1]), ptx::transpose_matrix(A[4 * j + 3])};
+  }
+}
+
 template <bool bf16, int K, int V, bool decays, bool steps, bool back>
 __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int h, int segment, Shared<K, V>& s) {
   const Engine& e = tile.e;
   const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const int row = group * 64 + warp * 16 + lane / 4;  // of S^T: this value channel and the one 8 below
-  const bool reads = tile.phase != 1;
+  const bool reads = has_reads(tile);
   constexpr int kState = K / 2;
   float S[kState];
 
@@ -536,7 +552,8 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
     // S^T as operand. f16: each row in units of a power of two.
     float O[32], units[2] = {1, 1};
     uint32_t A[kState / 2];
-    if (reads) {
+    const bool keeps = e.saved != nullptr && tile.phase != 1;
+    if (reads || keeps) {
       if constexpr (!bf16) {
         float largest[2] = {};
 #pragma unroll
@@ -556,7 +573,11 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
         A[j / 2] = ptx::pack<bf16>(S[j] * factor, S[j + 1] * factor);
       }
     }
-    if (reads && e.saved != nullptr) save_operand<K, V>(e, saved_slot(e, n, w.begin, chunk), h, group, A, units, row, lane);
+    if (keeps && e.saved_transposed) {
+      save_transposed<K, V>(e, saved_slot(e, n, w.begin, chunk), h, group, A);
+    } else if (keeps) {
+      save_operand<K, V>(e, saved_slot(e, n, w.begin, chunk), h, group, A, units, row, lane);
+    }
     ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
     if (reads) {
       ptx::hold(A);
@@ -699,7 +720,8 @@ template <int threads, bool steps>
 __device__ bool skip_forgotten(const Engine& e, int h, Walk& w, float* sums) {
   const float rate = steps ? e.steps.A[h * e.steps.stride_A] : 0, bias = steps ? step_bias(e.steps, h) : 0;
   const int lane = threadIdx.x % 16;
-  for (int i = threadIdx.x / 16; i < static_cast<int>(kSegment / C); i += threads / 16) {  // 16 threads have a chunk
+  for (int turn = 0; turn < w.count; turn += threads / 16) {  // 16 threads have a chunk
+    const int i = turn + threadIdx.x / 16;
     const int64_t first = static_cast<int64_t>(e.reverse ? w.first - i : w.first + i) * C + lane;
     float g[4];
 #pragma unroll
@@ -714,7 +736,7 @@ __device__ bool skip_forgotten(const Engine& e, int h, Walk& w, float* sums) {
     for (int j = 0; j < 4; ++j) sum += fmaxf(g[j], kLeastGate);
 #pragma unroll
     for (int step = 1; step < 16; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
-    if (lane == 0) sums[i] = sum;
+    if (lane == 0 && i < w.count) sums[i] = sum;
   }
   __syncthreads();
   int from = w.count - 1;
@@ -736,7 +758,7 @@ __device__ void tile_kernel(const Tile& tile) {
   const int h = blockIdx.x % tile.e.H, segment = blockIdx.y;
   const int64_t n = blockIdx.x / tile.e.H;
   constexpr int kGroups = V / 64, kConsumers = 128 * kGroups;
-  const bool reads = tile.phase != 1;
+  const bool reads = has_reads(tile);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       ptx::barrier_init(&s.full[i], 1);
@@ -750,8 +772,8 @@ __device__ void tile_kernel(const Tile& tile) {
   }
   Walk w = walk_of(tile.e, n, segment);
   bool late = false;
-  if (decays && !reads) {
-    static_assert(kSegment / C <= C);
+  if (decays && tile.phase == 1) {
+    static_assert(2 * kSegment / C <= C);
     late = skip_forgotten<tile_threads(V), steps>(tile.e, h, w, s.gates[0].read);
   }
   __syncthreads();

@@ -10,6 +10,11 @@ inline constexpr int kTileChunk = 64, kTileStages = 3;
 // Sequences longer than kLongest are cut in segments, so that few heads fill the machine too: by their own length alone, so
 // that no bit depends on what else is in the batch.
 inline constexpr int64_t kLongest = 8192, kSegment = 2048;
+// Tokens of a segment. Long ones, where there is no or one decay per head: then 16 heads are one wave of blocks.
+inline constexpr int64_t kVeryLong = 32768;
+constexpr int64_t segment_tokens(const Engine& e, int64_t length) {
+  return e.g_width <= 1 && length >= kVeryLong ? 2 * kSegment : kSegment;
+}
 
 struct Tile {
   TensorMap q, k, v;  // [64 channels, tokens, panels, heads, batch]
