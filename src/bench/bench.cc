@@ -69,19 +69,29 @@ Status Bench::measure_error(const Case& c, Result* result) {
   return {};
 }
 
-// Calls enqueued one behind the other, a moment taken between them: what the GPU took for each.
+// Calls enqueued one behind the other, a moment taken between them: what the GPU took for each. A moment holds the GPU up for
+// some microseconds, so short calls share one.
 Status Bench::sample_gpu(double seconds, Work* work, std::vector<double>* samples) const {
-  constexpr int kBatch = 20;
-  LINNET_TRY(cuda::synchronize());
-  for (const double end = now() + seconds; now() < end;) {
+  constexpr int kBatch = 20, kMostCalls = 16;
+  constexpr double kApart = 1e-4;
+  const auto batch = [work](int calls, std::vector<double>* times) -> Status {
     cuda::Event moments[kBatch + 1];
     moments[0].record();
     for (int i = 0; i < kBatch; ++i) {
-      LINNET_TRY(work->run());
+      for (int call = 0; call < calls; ++call) LINNET_TRY(work->run());
       moments[i + 1].record();
     }
-    for (int i = 1; i < kBatch; ++i) samples->push_back(moments[i + 1].seconds_since(moments[i]));  // the first waits for us
-  }
+    for (int i = 1; i < kBatch; ++i) {  // the first waits for us
+      times->push_back(moments[i + 1].seconds_since(moments[i]) / calls);
+    }
+    return {};
+  };
+  LINNET_TRY(cuda::synchronize());
+  std::vector<double> first;
+  LINNET_TRY(batch(1, &first));
+  const double shortest = *std::min_element(first.begin(), first.end());
+  const int calls = std::clamp(static_cast<int>(kApart / shortest) + 1, 1, kMostCalls);
+  for (const double end = now() + seconds; now() < end;) LINNET_TRY(batch(calls, samples));
   return cuda::synchronize();
 }
 
