@@ -59,6 +59,7 @@ cases=(
   'gated_delta B=1 T=193 Hq=1 Hk=1 Hv=1 K=128 V=128 other=g dtype=bf16 pass=bwd with=initial_state'
   'delta B=1 T=200 Hq=2 Hk=1 Hv=2 K=64 V=64 dtype=bf16 pass=bwd with=cu_seqlens N=2'
   'delta B=1 T=8200 Hq=1 Hk=1 Hv=1 K=64 V=64 dtype=bf16 pass=bwd'
+  'delta B=1 T=8200 Hq=1 Hk=1 Hv=1 K=128 V=128 dtype=bf16 pass=fwd'
   'delta_decode B=2 T=1 Hq=2 Hk=2 Hv=2 K=128 V=128 dtype=bf16'
   'mamba_ssd B=1 T=130 H=8 V=128 G=1 K=128 with=D,z,dt_bias,initial_state dtype=bf16 pass=bwd'
   'mamba_ssd B=1 T=70 H=2 V=40 G=1 K=24 with=D,z,dt_bias dtype=f32 pass=bwd'

@@ -11,7 +11,6 @@ LINNET_DELTA(summary_64, true, 64, false, false)
 LINNET_DELTA(summary_64_decay, true, 64, true, false)
 LINNET_DELTA(summary_128, true, 128, false, false)
 LINNET_DELTA(summary_128_decay, true, 128, true, false)
-LINNET_DELTA_EARLY(early_64, true, 64)
 LINNET_DELTA_EARLY(early_128, true, 128)
 
 // Between the walks of a cut sequence: the states after its segments, S^T = S^T A^T + B^T, in place of B^T; back in time their

@@ -11,7 +11,6 @@ LINNET_DELTA(summary_64, false, 64, false, false)
 LINNET_DELTA(summary_64_decay, false, 64, true, false)
 LINNET_DELTA(summary_128, false, 128, false, false)
 LINNET_DELTA(summary_128_decay, false, 128, true, false)
-LINNET_DELTA_EARLY(early_64, false, 64)
 LINNET_DELTA_EARLY(early_128, false, 128)
 
 }  // namespace linnet::cuda

@@ -50,7 +50,7 @@ void prepare(const Launch& launch, Delta& delta, bool early) {
   summary.phase = early ? DeltaPhase::early : DeltaPhase::summary;
   summary.states = nullptr;
   if (early) {
-    enqueue(launch, walk_kernel(e, e.K == 128 ? "early_128" : "early_64"), {heads, 2 * segments - 3}, summary);
+    enqueue(launch, walk_kernel(e, "early_128"), {heads, 2 * segments - 3}, summary);
   } else {
     enqueue(launch, walk_kernel(e, name_of(kSummaries, e)), {heads, segments - 1, 2}, summary);
   }
@@ -89,7 +89,7 @@ DeltaScratch cut_delta(Arena& arena, const Engine& e, bool gradients) {
 void run_delta(const Launch& launch, const Engine& e, const DeltaScratch& scratch) {
   Delta delta;
   if (!fill(launch, e, scratch, &delta)) return;
-  const bool early = e.g_width == 0 && e.T > kLongest;  // with decays most of A and B is forgotten
+  const bool early = e.g_width == 0 && e.K == 128 && e.T > kLongest;  // with decays most of A and B is forgotten
   if (early) delta.segment = kDeltaEarlySegment;
   prepare(launch, delta, early);
   const int64_t segments = segments_of(e, delta.segment);

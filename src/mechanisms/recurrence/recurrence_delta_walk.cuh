@@ -287,7 +287,8 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
       ptx::hold(O);
     }
     if (records) store_state<D>(delta.states + (slot_of(e, n, w, chunk) * e.H + h) * D * D * 2, A, group, s.q[group]);
-    if (decays || records) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);  // the gates
+    // The gates; where there are none, so that the auxiliary group is never a phase of p_empty behind.
+    if (decays || !reads) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);
     // Y = V^T - U, in tf32.
     uint32_t Y[32];
 #pragma unroll
