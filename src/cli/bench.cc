@@ -54,16 +54,22 @@ Status wanted_cases(const Arguments& args, std::vector<Case>* cases) {
   if (args.has("pass")) LINNET_TRY(args.choice("pass", {"fwd", "fwd+bwd"}, &pass));
   if (args.has("case")) {
     for (const std::string& line : args.all("case")) {
-      const Op* op = find_op(line.substr(0, line.find(' ')));  // a line as it was printed
-      if (op == nullptr && args.rest().empty()) {
-        return bad_input("bench: --case needs the operator, as its first word or before the options");
+      std::vector<const Op*> takers = {find_op(line.substr(0, line.find(' ')))};  // a line as it was printed
+      if (takers.front() == nullptr) {
+        if (args.rest().empty()) return bad_input("bench: --case needs the operator, as its first word or before the options");
+        takers.clear();
+        for (const std::string& name : args.rest()) {
+          const Op* op = find_op(name);  // the operator, not the first of a mechanism of that name
+          takers.push_back(op != nullptr ? op : ops.front());
+        }
       }
-      if (op == nullptr) op = find_op(args.rest().front());  // the operator, not the first of a mechanism of that name
-      std::vector<Case> given;
-      LINNET_TRY(bench::parse_cases(op != nullptr ? *op : *ops.front(), line, &given));
-      for (Case& c : given) {
-        if (dtype != Dtype::none && line.find("dtype=") == std::string::npos) c.dtype = dtype;
-        cases->push_back(std::move(c));
+      for (const Op* op : takers) {
+        std::vector<Case> given;
+        LINNET_TRY(bench::parse_cases(*op, line, &given));
+        for (Case& c : given) {
+          if (dtype != Dtype::none && line.find("dtype=") == std::string::npos) c.dtype = dtype;
+          cases->push_back(std::move(c));
+        }
       }
     }
     return {};
@@ -274,7 +280,7 @@ const Command& bench_command() {
           "--peers runs what a user would take instead (PyTorch) in rounds in turn with ours, with the same number of "
           "threads,\n"
           "in a Python found by --python, LINNET_PYTHON, beside this program, in .venv of the checkout, or python3.",
-      .options = {{"case", "LINE", "a case instead of the declared ones; may be given several times"},
+      .options = {{"case", "LINE", "a case of each OP instead of the declared ones; may be given several times"},
                   {"device", "NAME", "cpu or cuda: where the tensors lie (default cpu)"},
                   {"dtype", "NAME", "only cases of this type: f64, f32, bf16, f16"},
                   {"impl", "NAME", "an implementation instead of the best one (linnet info OP)"},
