@@ -207,6 +207,7 @@ void backward_task(const BackwardWalk<T>& walk, const WorkerMemory<T>& w) {
 
 template <class T, class MemoryOf>
 void backward_ladder(const BackwardWalk<T>& walk, const Launch& launch, const MemoryOf& memory_of) {
+  const FlushSubnormals flush;  // begin and end as in a task
   const int V = walk.source.shape.V, slice = column_slice<T>(V, launch.workers), tasks = (V + slice - 1) / slice;
   const auto by_columns = [&](const auto& body) {
     parallel(launch, tasks, [&](int64_t task, int worker) {

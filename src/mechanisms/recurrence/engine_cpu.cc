@@ -87,6 +87,7 @@ void forward_task(const ChunkSource<T>& source, int64_t n, int64_t h0, int heads
 template <class T>
 void forward_ladder(const ChunkSource<T>& source, const ForwardPlan& plan, const Launch& launch, char* scratch, T* scores,
                     T* state) {
+  const FlushSubnormals flush;  // begin and end as in a task
   const EngineShape& s = source.shape;
   const StateShape<T> shape = state_of<T>(s);
   const int tasks = (s.V + plan.slice - 1) / plan.slice;

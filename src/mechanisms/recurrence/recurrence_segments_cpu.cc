@@ -2,8 +2,9 @@
 // the identity as their state before the first token: [B | A] is the state after the last. Every segment is a sequence of its
 // own.
 //
-// With beta A contracts: what a token forgets of it is forgotten by subtraction, and the digits of the identity are those that
-// its small remainder keeps. So A of the delta rule is computed in double, whatever the type.
+// A is computed in double, whatever the type. With beta it contracts: what a token forgets of it is forgotten by subtraction,
+// and the digits of the identity are those that its small remainder keeps. With decays alone it is the exponential of their
+// sum, which has the sum's error times its size.
 #include "recurrence_source.h"
 
 namespace linnet::LINNET_ISA {
@@ -119,7 +120,7 @@ void run_segments(const RecurrenceSegmentsArgs& args, int64_t length, const View
                   const Launch& launch) {
   const bool empty = args.q.size[1] == 0;
   if constexpr (sizeof(T) < sizeof(double)) {
-    if (args.beta.given() && maps.given()) return run_segments<double, E>(args, length, out, states, maps, launch);
+    if (maps.given()) return run_segments<double, E>(args, length, out, states, maps, launch);
   }
   SegmentSource<T, E> source(args, empty ? 1 : length, out, states, maps);
   if (empty) source.shape.sequences = args.q.size[0];

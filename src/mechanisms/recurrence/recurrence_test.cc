@@ -53,6 +53,7 @@ const char* const kLines[] = {
     "recurrence B=2 T=0 Hq=2 Hk=2 Hv=2 K=8 V=8 with=g,beta,initial_state pass=bwd",
     "recurrence_segments B=2 T=50 Hq=2 Hk=2 Hv=2 K=16 V=12 segment=16 with=g,beta",
     "recurrence_segments B=1 T=50 Hq=2 Hk=2 Hv=2 K=16 V=12 segment=50 with=g other=g",
+    "recurrence_segments B=1 T=1038 Hq=1 Hk=1 Hv=1 K=24 V=1 with=g,beta seed=461206",  // A below the normal numbers of f32
     "decay_decode B=2 T=1 Hq=4 Hk=4 Hv=4 K=32 V=40 with=g threads=2",
     "decay_decode B=2 T=3 Hq=4 Hk=2 Hv=1 K=32 V=130 with=g_head",
     "gla_decode B=3 T=3 Hq=2 Hk=2 Hv=2 K=16 V=300 values=masked,mixed strided=1",

@@ -122,6 +122,7 @@ int64_t ladder_window(const StateShape<T>& shape, int heads, int workers) {
 // states: heads x elements; window: ladder_window x heads x elements; chunk_of(worker): the worker's Chunk<T>.
 template <class T, class Source, class ChunkOf>
 void walk_ladder(const Source& source, T* states, T* window, const Launch& launch, const ChunkOf& chunk_of) {
+  const FlushSubnormals flush;  // begin and end as in a task
   const StateShape<T> shape = source.state();
   const int heads = source.heads();
   const int64_t elements = shape.elements(), step = heads * elements;
@@ -257,6 +258,7 @@ int64_t columns_window(const Source& source, int workers) {
 // states: heads x elements; window: columns_window; chunk_of(worker): the worker's Chunk<T>.
 template <class T, class Source, class ChunkOf>
 void walk_columns(const Source& source, T* states, T* window, const Launch& launch, const ChunkOf& chunk_of) {
+  const FlushSubnormals flush;  // begin and end as in a task
   const StateShape<T> shape = source.state();
   const int heads = source.heads(), slice = column_slice<T>(shape.J, launch.workers), tasks = (shape.J + slice - 1) / slice;
   const int64_t tokens = source.readers(), steps = (tokens + kChunk - 1) / kChunk * heads, ldi = round_up<T>(shape.I);
