@@ -239,16 +239,17 @@ __device__ void behind(const SsdRows& s) {
 }  // namespace
 
 // vector: 16 lanes with 16 bytes each, or 32 with two times 16; any: element by element, up to 256 channels.
-#define LINNET_SSD_ROWS(suffix, T)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(kThreads) before_16_##suffix(const __grid_constant__ SsdRows s) {    \
-    before<T, ptx::kVector<T>, 16>(s);                                                                              \
-  }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(kThreads) before_32_##suffix(const __grid_constant__ SsdRows s) {    \
-    before<T, ptx::kVector<T>, 32>(s);                                                                              \
-  }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(kThreads) before_any_##suffix(const __grid_constant__ SsdRows s) {   \
-    before<T, 1, 32>(s);                                                                                            \
-  }                                                                                                                 \
+#define LINNET_SSD_ROWS(name, function, suffix, T)                                                                \
+  extern "C" __global__ void __launch_bounds__(kThreads) name##_16_##suffix(const __grid_constant__ SsdRows s) {  \
+    function<T, ptx::kVector<T>, 16>(s);                                                                          \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads) name##_32_##suffix(const __grid_constant__ SsdRows s) {  \
+    function<T, ptx::kVector<T>, 32>(s);                                                                          \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads) name##_any_##suffix(const __grid_constant__ SsdRows s) { \
+    function<T, 1, 32>(s);                                                                                        \
+  }
+#define LINNET_SSD_BEHIND(suffix, T)                                                                                \
   extern "C" __global__ void __launch_bounds__(kThreads, 2) behind_16_##suffix(const __grid_constant__ SsdRows s) { \
     behind<T, ptx::kVector<T>, 16, 1>(s);                                                                           \
   }                                                                                                                 \
@@ -258,21 +259,14 @@ __device__ void behind(const SsdRows& s) {
   extern "C" __global__ void __launch_bounds__(kThreads) behind_any_##suffix(const __grid_constant__ SsdRows s) {   \
     behind<T, 1, 32, 8>(s);                                                                                         \
   }
-#define LINNET_SSD_GATE(suffix, T)                                                                              \
-  extern "C" __global__ void __launch_bounds__(kThreads) gate_16_##suffix(const __grid_constant__ SsdRows s) {  \
-    gate_rows<T, ptx::kVector<T>, 16>(s);                                                                       \
-  }                                                                                                             \
-  extern "C" __global__ void __launch_bounds__(kThreads) gate_32_##suffix(const __grid_constant__ SsdRows s) {  \
-    gate_rows<T, ptx::kVector<T>, 32>(s);                                                                       \
-  }                                                                                                             \
-  extern "C" __global__ void __launch_bounds__(kThreads) gate_any_##suffix(const __grid_constant__ SsdRows s) { \
-    gate_rows<T, 1, 32>(s);                                                                                     \
-  }
-LINNET_SSD_GATE(bf16, __nv_bfloat16)
-LINNET_SSD_GATE(f16, __half)
-LINNET_SSD_ROWS(f32, float)
-LINNET_SSD_ROWS(bf16, __nv_bfloat16)
-LINNET_SSD_ROWS(f16, __half)
+LINNET_SSD_ROWS(before, before, f32, float)
+LINNET_SSD_ROWS(before, before, bf16, __nv_bfloat16)
+LINNET_SSD_ROWS(before, before, f16, __half)
+LINNET_SSD_ROWS(gate, gate_rows, bf16, __nv_bfloat16)
+LINNET_SSD_ROWS(gate, gate_rows, f16, __half)
+LINNET_SSD_BEHIND(f32, float)
+LINNET_SSD_BEHIND(bf16, __nv_bfloat16)
+LINNET_SSD_BEHIND(f16, __half)
 
 // ddt, and parts of dA and ddt_bias, where the walk of dv has left dv . x. Block (part, head): a thread for each token.
 extern "C" __global__ void __launch_bounds__(kThreads) behind_steps(const __grid_constant__ SsdRows s) {

@@ -806,5 +806,15 @@ __device__ void tile_kernel(const Tile& tile) {
       name(const __grid_constant__ Tile tile) {                                             \
     tile_kernel<bf16, K, V, decays, steps, back>(tile);                                     \
   }
+// Those of mamba_ssd: both types, all widths.
+#define LINNET_TILES_OF_SSD(prefix, back)                                    \
+  LINNET_TILE_STEPS(prefix##_bf16_64_64, true, 64, 64, true, true, back)     \
+  LINNET_TILE_STEPS(prefix##_bf16_64_128, true, 64, 128, true, true, back)   \
+  LINNET_TILE_STEPS(prefix##_bf16_128_64, true, 128, 64, true, true, back)   \
+  LINNET_TILE_STEPS(prefix##_bf16_128_128, true, 128, 128, true, true, back) \
+  LINNET_TILE_STEPS(prefix##_f16_64_64, false, 64, 64, true, true, back)     \
+  LINNET_TILE_STEPS(prefix##_f16_64_128, false, 64, 128, true, true, back)   \
+  LINNET_TILE_STEPS(prefix##_f16_128_64, false, 128, 64, true, true, back)   \
+  LINNET_TILE_STEPS(prefix##_f16_128_128, false, 128, 128, true, true, back)
 
 }  // namespace linnet::cuda
