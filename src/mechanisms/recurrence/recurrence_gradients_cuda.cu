@@ -168,21 +168,7 @@ __device__ void pairs_tile(const Pairs& pairs) {
 
   if (group == 0) {  // pairs inside the chunk
     float p[32], x[32];
-    const uint32_t q = ptx::shared_address(s.q), k = ptx::shared_address(s.k), v = ptx::shared_address(s.v),
-                   dout = ptx::shared_address(s.dout);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int kk = 0; kk < V / 16; ++kk) {
-      ptx::wgmma_shared<bf16, false, false>(p, ptx::descriptor_k_major(dout, C, kk), ptx::descriptor_k_major(v, C, kk), kk > 0);
-    }
-#pragma unroll
-    for (int kk = 0; kk < K / 16; ++kk) {
-      ptx::wgmma_shared<bf16, false, false>(x, ptx::descriptor_k_major(q, C, kk), ptx::descriptor_k_major(k, C, kk), kk > 0);
-    }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::hold(p);
-    ptx::hold(x);
+    multiply_pairs<bf16, K, V>(p, x, s.q, s.k, s.v, s.dout);
     weigh<true, true>(p, s.decays, warp, lane, false);
     const int row = warp * 16 + lane / 4;
     float sums[2] = {0, 0};

@@ -304,25 +304,7 @@ __device__ void assist_items(const Pairs& pairs, WholeShared<K, V>& s) {
     ptx::group_sync<1, 128>();
     ptx::barrier_wait(&s.full[stage], (i / kTileBuffers) & 1);
     float p[32], x[32];
-    {
-      const uint64_t q = ptx::descriptor_k_major(ptx::shared_address(s.q[stage]), C, 0);
-      const uint64_t k = ptx::descriptor_k_major(ptx::shared_address(s.k[stage]), C, 0);
-      const uint64_t v = ptx::descriptor_k_major(ptx::shared_address(s.v[stage]), C, 0);
-      const uint64_t dout = ptx::descriptor_k_major(ptx::shared_address(s.dout[stage]), C, 0);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int kk = 0; kk < V / 16; ++kk) {
-        ptx::wgmma_shared<true, false, false>(p, ptx::step_k_major(dout, C, kk), ptx::step_k_major(v, C, kk), kk > 0);
-      }
-#pragma unroll
-      for (int kk = 0; kk < K / 16; ++kk) {
-        ptx::wgmma_shared<true, false, false>(x, ptx::step_k_major(q, C, kk), ptx::step_k_major(k, C, kk), kk > 0);
-      }
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::hold(p);
-      ptx::hold(x);
-    }
+    multiply_pairs<true, K, V>(p, x, s.q[stage], s.k[stage], s.v[stage], s.dout[stage]);
     ptx::barrier_arrive(&s.empty[stage]);
     weigh<true, false>(p, factors.decays, warp, lane, false);
     const int row = warp * 16 + lane / 4, column = lane % 4 * 2;
