@@ -90,7 +90,7 @@ Status Bench::sample_gpu(double seconds, Work* work, std::vector<double>* sample
   std::vector<double> first;
   LINNET_TRY(batch(1, &first));
   const double shortest = *std::min_element(first.begin(), first.end());
-  const int calls = std::clamp(static_cast<int>(kApart / shortest) + 1, 1, kMostCalls);
+  const int calls = shortest * kMostCalls < kApart ? kMostCalls : static_cast<int>(kApart / shortest) + 1;
   for (const double end = now() + seconds; now() < end;) LINNET_TRY(batch(calls, samples));
   return cuda::synchronize();
 }

@@ -59,8 +59,10 @@ Status wanted_cases(const Arguments& args, std::vector<Case>* cases) {
         if (args.rest().empty()) return bad_input("bench: --case needs the operator, as its first word or before the options");
         takers.clear();
         for (const std::string& name : args.rest()) {
-          const Op* op = find_op(name);  // the operator, not the first of a mechanism of that name
-          takers.push_back(op != nullptr ? op : ops.front());
+          const Op* op = find_op(name);  // or else the first operator of the mechanism of that name
+          const auto first =
+              std::find_if(all_ops().begin(), all_ops().end(), [&](const Op* o) { return o->mechanism == name; });
+          takers.push_back(op != nullptr ? op : *first);
         }
       }
       for (const Op* op : takers) {

@@ -50,6 +50,15 @@ def test_filters():
     assert mechanism == {"linear", "linear_decode"}
 
 
+@pytest.mark.parametrize("named, words, measured", [
+    (["gla_decode", "delta_decode"], "B=1 T=1 Hq=2 Hk=2 Hv=2 K=8 V=8 dtype=f32", ["gla_decode", "delta_decode"]),
+    (["mamba_selective_scan_decode", "mamba"], "B=1 T=1 E=4 K=2 G=1", ["mamba_selective_scan_decode", "mamba_selective_scan"]),
+])
+def test_a_case_is_measured_for_every_name(named, words, measured):  # a mechanism's name: its first operator
+    lines = linnet("bench", *named, "--list", "--case", words).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == measured
+
+
 def test_json_is_complete():
     result = json.loads(linnet("bench", "--quick", "--json", "--threads", "2", "--case", TINY, "--case", TINY_CACHE).stdout)
     assert result["threads"] == 2 and result["machine"]["cpu"] and result["commit"] and len(result["date"]) == 10
