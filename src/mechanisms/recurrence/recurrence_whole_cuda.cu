@@ -24,7 +24,6 @@ constexpr int kTileBuffers = 2;
 struct alignas(16) Factors {
   Decays decays;
   float g[C], read[C], write[C], weight[C];  // write with the weight
-  float all;                                 // the sum of g
 };
 
 template <int K, int V>
@@ -246,8 +245,8 @@ template <int K, int V>
 __device__ void assist_items(const Pairs& pairs, WholeShared<K, V>& s) {
   const Engine& e = pairs.e;
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  // dg of an item whose sums are all there, by the first warp.
-  const auto finish = [&](const Item& item, int i) {
+  // dg of an item whose sums are all there, by the first warp, which knows the sum of its g.
+  const auto finish = [&](const Item& item, int i, float all) {
     const int slot = i % 2, rows = item.rows();
     const Factors& factors = s.factors[slot];
     ptx::barrier_wait(&s.dots_full[slot], (i / 2) & 1);
@@ -266,13 +265,14 @@ __device__ void assist_items(const Pairs& pairs, WholeShared<K, V>& s) {
       g[j] = factors.g[t];
     }
     for (int each = 0; each < K / 16; ++each) product += s.over[slot][each];
-    store_dg(pairs, item.walk(), item.h, item.chunk, lane, whole, write, e.scale * expf(factors.all) * product, g);
+    store_dg(pairs, item.walk(), item.h, item.chunk, lane, whole, write, e.scale * expf(all) * product, g);
   };
   Item item = {static_cast<int>(blockIdx.x)}, before = item;
   bool more = find(pairs, item);
   Numbers next;
   if (more && warp == 0) next = ask_numbers(e.g, item.walk(), item.h, item.chunk, lane);
   int i = 0;
+  float all = 0, all_before = 0;
   for (; more; more = advance(pairs, item), ++i) {
     const int stage = i % kTileBuffers, slot = i % 2, rows = item.rows();
     Factors& factors = s.factors[slot];
@@ -298,7 +298,8 @@ __device__ void assist_items(const Pairs& pairs, WholeShared<K, V>& s) {
         factors.read[lane + 32 * j] = expf(sum);
         factors.write[lane + 32 * j] = expf(G.all - sum) * size;
       }
-      if (lane == 0) factors.all = G.all;
+      all_before = all;
+      all = G.all;
       ptx::barrier_arrive(&s.factors_full[slot]);
     }
     ptx::group_sync<1, 128>();
@@ -336,12 +337,12 @@ __device__ void assist_items(const Pairs& pairs, WholeShared<K, V>& s) {
     }
     ptx::fence_async_shared();
     ptx::barrier_arrive(&s.p_full);
-    if (warp == 0 && i > 0) finish(before, i - 1);
+    if (warp == 0 && i > 0) finish(before, i - 1, all_before);
     before = item;
   }
   if (i == 0) return;
   ptx::group_sync<1, 128>();  // the last rows and columns
-  if (warp == 0) finish(before, i - 1);
+  if (warp == 0) finish(before, i - 1, all);
 }
 
 template <int K, int V>
