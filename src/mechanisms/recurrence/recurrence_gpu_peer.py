@@ -19,7 +19,9 @@ def _fla(case, module, name, *gates):
     try:  # it refuses some gradients
         work = case.work(lambda *tensors: function(*tensors)[0], q, k, v, *gates)
         work()
-    except Exception:
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        print(f"flash-linear-attention, {case.op}: {why}", file=sys.stderr)
         return None
     return "flash-linear-attention", work
 
