@@ -5,7 +5,7 @@
 #
 #   PEERS=1           measures the peers of `linnet bench --peers` too, as far as FOLDER/peers or PYTHONPATH has them; what those
 #                     compile when first called is compiled beside the checks (gpu_peers.py)
-#   PEERS_UNTIL=S     from then on, and where peers take longer than 100 s, without peers (480 s after the start)
+#   PEERS_UNTIL=S     from then on without peers (480 s after the start)
 #   RANDOM_CASES=N    random cases in all (2000)
 #   BENCH_TIME=S      seconds of measurement for each case (0.1)
 cd "$(dirname "$0")/.." || exit 2
@@ -114,7 +114,7 @@ long_sequences() {  # the reference of each on a core of its own
 }
 vectors() { check tests/vectors | grep -vE ' ok$|skipped: |not compared: '; return "${PIPESTATUS[0]}"; }
 
-# What is measured: operators;case;case... The number in front: how many processes compile its peers beforehand.
+# What is measured: operators;case;case... The number in front: how many processes compile their peers beforehand.
 chunks='Hq=16 Hk=16 Hv=16 K=128 V=128 dtype=bf16 pass=fwd|fwd+bwd'
 one='T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 dtype=bf16'
 ssd='H=16 V=128 G=1 K=128 with=D,dt_bias dtype=bf16 pass=fwd|fwd+bwd'
@@ -136,13 +136,6 @@ speeds=(
   "1 l2_norm;B=16 T=2048 H=16 K=128 dtype=bf16 pass=fwd|fwd+bwd"
   "1 monarch;B=256 T=256 S=256 $heads;B=1|16 T=4096 S=4096 $heads;B=1|4 T=16384 S=16384 $heads;B=16 T=4096 S=4096 H=12 K=64 V=64 dtype=f16 pass=fwd+bwd"
 )
-measure() {  # limit, line of speeds, seconds of each case
-  local words args=() each
-  IFS=';' read -ra words <<< "${2#* }"
-  for each in "${words[@]:1}"; do args+=(--case "$each"); done
-  # shellcheck disable=SC2086
-  timeout "$1" "$linnet" bench ${words[0]} --device cuda --time "$3" --markdown ${PEERS:+--peers} --python "$(command -v python3)" "${args[@]}"
-}
 compile_peers() {
   local line i
   for line in "${speeds[@]}"; do
@@ -152,23 +145,22 @@ compile_peers() {
   done
   wait
 }
-bench() {
-  local line code=0 shown=0
+measure() { timeout "$1" "$linnet" bench --device cuda --time "${BENCH_TIME:-0.1}" --markdown "${@:2}" 2>&1; }
+bench() {  # every case beside its peer; those behind the end of the time or of a peer without
+  local until=${PEERS_UNTIL:-480} line words op each cases=() rest=() finished=0
   for line in "${speeds[@]}"; do
-    if [ $SECONDS -gt "${PEERS_UNTIL:-480}" ] || ! measure 100 "$line" "${BENCH_TIME:-0.1}" > "$folder/bench.log" 2>&1; then
-      PEERS='' measure 60 "$line" "${BENCH_TIME:-0.1}" > "$folder/bench.log" 2>&1 || code=1
-      [ -z "${PEERS:-}" ] || sed -E -i '/^\| +[0-9]/s/\| ([^|]*) \|$/| - | - | \1 |/' "$folder/bench.log"
-    fi
-    if [ $shown -eq 0 ]; then
-      awk '/^of ceiling/ {exit} /^\|/ {table = 1} !table || NF' "$folder/bench.log"
-    else
-      grep -E '^\| +[0-9]|^linnet:' "$folder/bench.log"
-    fi
-    shown=1
+    IFS=';' read -ra words <<< "${line#* }"
+    for op in ${words[0]}; do
+      for each in "${words[@]:1}"; do cases+=(--case "$op $each"); done
+    done
   done
-  echo
-  sed -n '/^of ceiling/,$p' "$folder/bench.log"
-  return $code
+  if [ -n "${PEERS:-}" ] && [ $SECONDS -lt "$until" ]; then
+    measure $((until - SECONDS)) --peers --python "$(command -v python3)" "${cases[@]}" | tee "$folder/bench.log"
+    finished=$(grep -cE '^\| +[0-9]' "$folder/bench.log")
+    echo
+  fi
+  while read -r line; do rest+=(--case "$line"); done < <("$linnet" bench --list "${cases[@]}" | tail -n +$((finished + 1)))
+  [ ${#rest[@]} -eq 0 ] || measure 120 "${rest[@]}"
 }
 if [ -n "${PEERS:-}" ] && [[ " $parts " == *" bench "* ]]; then
   compile_peers &
