@@ -1,109 +1,224 @@
 // One step of the selective scan: the state elements of a channel in the lanes, as the state [E, K] lies in memory, read and
-// written once. K = W (16 in f32) is the common size: a channel is one vector, 16 multiply-adds and sums of which 11 are the
-// exponential's, and the reads C.h of W channels are folded together, W - 1 sums of two vectors for W sums over lanes.
+// written once. K = W (16 in f32) is the common size: a channel is one vector. Four channels (two in f64) go side by side,
+// since the 50 cycles from a channel's rate to its state are more than the core's scheduler looks ahead, and the reads C.h of W
+// channels are folded together, W - 1 sums of two vectors for W sums over lanes.
+//
+// A vector of state on avx512: 10 instructions on the two multipliers (t, 6 of the polynomial, b, the step, C h) and 5 on the
+// two adders that take 7 turns (the power's split and its scaling 2 each, which need no clamps, its rounding, the step, the
+// fold).
 #include "selective_scan_step.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
 
+constexpr int64_t kChannels = 512;  // batch rows x channels of a task
+
 template <class T>
 struct Scratch {
-  T *bias, *skip, *rate, *v, *y;  // [64]; rate: delta log2(e)
-  T *in, *out;                    // [ldk]
+  T *bias, *skip;   // [channels]
+  T *rate, *v, *y;  // [rows, channels]; rate: delta log2(e)
+  T *in, *out;      // [ldk]
   LINNET_INLINE static Scratch cut(Arena& arena, int64_t K) {
     Scratch r;
-    for (T** row : {&r.bias, &r.skip, &r.rate, &r.v, &r.y}) *row = arena.take<T>(kScanBlock);
+    for (T** row : {&r.bias, &r.skip, &r.rate, &r.v, &r.y}) *row = arena.take<T>(kChannels);
     r.in = arena.take<T>(round_up<T>(K));
     r.out = arena.take<T>(round_up<T>(K));
     return r;
   }
 };
 
-// Lane l of the result: the sum of row(first + l % kRows) over the lanes that agree with l beyond kRows. Two such vectors of
-// kHalf rows each: lanes with bit kHalf take from the second, and each lane is joined by the one whose bit kHalf differs.
-template <class T, int kRows, class Row>
-LINNET_INLINE typename Vec<T>::V fold_rows(int first, const Row& row) {
-  using X = Vec<T>;
-  if constexpr (kRows == 1) {
-    return row(first);
+// t = n + f, n an integer, |f| <= 1/2.
+template <class V>
+struct Split {
+  V n, f;
+};
+template <class V>
+LINNET_INLINE Split<V> split(V t) {
+#if defined(LINNET_ISA_avx512)  // an infinite t leaves f = 0
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  if constexpr (sizeof(typename Real<V>::T) == 4) {
+    return {_mm512_maskz_roundscale_ps(kAll16, t, kNearest), _mm512_maskz_reduce_ps(kAll16, t, kNearest)};
   } else {
-    constexpr int kHalf = kRows / 2;
-    const typename X::V a = fold_rows<T, kHalf>(first, row), b = fold_rows<T, kHalf>(first + kHalf, row);
-    typename X::I own, other;
-#pragma GCC unroll 16
-    for (int l = 0; l < X::W; ++l) {
-      const int from = (l & kHalf) != 0 ? X::W : 0;
-      own[l] = l + from;
-      other[l] = (l ^ kHalf) + from;
-    }
-    return __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, other);
+    return {_mm512_maskz_roundscale_pd(kAll8, t, kNearest), _mm512_maskz_reduce_pd(kAll8, t, kNearest)};
   }
+#else
+  constexpr auto edge = 2 * static_cast<typename Real<V>::T>(Real<V>::kBias);
+  t = min(splat<V>(edge), max(splat<V>(-edge), t));  // in this order NaN stays
+  const V n = round(t);
+  return {n, t - n};
+#endif
 }
 
+// One vector of state of N neighbours: h = 2^t h + in v, t = rate A, and y += read h. With t = n + f the power 2^n is exact, so
+// with s = 2^n h it is s + ((2^f - 1) s + in v), the bracket first: a decay near 1 (n = 0) does not drift, and one of 0 is
+// exact.
+template <int N, bool kCut, class T, class V>
+LINNET_INLINE void advance_rows(const T* A, int64_t ldA, T* state, int64_t lds, int lanes, const T* rate, const T* v, V in,
+                                V read, V* y) {
+  using X = Vec<T>;
+  V t[N], h[N], b[N], rise[N];
+  Split<V> at[N];
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) t[j] = X::broadcast(rate[j]) * (kCut ? X::load(A + j * ldA, lanes) : X::load(A + j * ldA));
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) at[j] = split(t[j]);
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) {
+    h[j] = scale_by_power(kCut ? X::load(state + j * lds, lanes) : X::load(state + j * lds), at[j].n);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) rise[j] = exp2_tail(at[j].f);
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) b[j] = in * X::broadcast(v[j]);
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) b[j] = fma(rise[j] * at[j].f, h[j], b[j]);
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) {
+    h[j] = h[j] + b[j];
+    if constexpr (kCut) {
+      X::store(state + j * lds, h[j], lanes);
+    } else {
+      X::store(state + j * lds, h[j]);
+    }
+    y[j] = fma(read, h[j], y[j]);
+  }
+}
+template <int N, class T, class V>
+LINNET_INLINE void advance_channels(const T* A, int64_t ldA, T* state, int64_t lds, int K, const T* rate, const T* v,
+                                    const T* in, const T* read, V* y) {
+  using X = Vec<T>;
+  int n = 0;
+  for (; n + X::W <= K; n += X::W) {
+    advance_rows<N, false>(A + n, ldA, state + n, lds, X::W, rate, v, X::load(in + n), X::load(read + n), y);
+  }
+  if (n < K) advance_rows<N, true>(A + n, ldA, state + n, lds, K - n, rate, v, X::load(in + n), X::load(read + n), y);
+}
+
+// What lies in 16 bytes of T, the sums over each piece of 16 bytes of as many vectors.
+LINNET_INLINE vf fold_pieces(const vf (&y)[4]) {
+  const vd a = reinterpret_cast<vd>(unpack_low(y[0], y[1]) + unpack_high(y[0], y[1]));
+  const vd b = reinterpret_cast<vd>(unpack_low(y[2], y[3]) + unpack_high(y[2], y[3]));
+  return reinterpret_cast<vf>(unpack_low(a, b)) + reinterpret_cast<vf>(unpack_high(a, b));
+}
+LINNET_INLINE vd fold_pieces(const vd (&y)[2]) { return unpack_low(y[0], y[1]) + unpack_high(y[0], y[1]); }
+
+// Vectors of which each piece holds part of the same sums, joined until one vector holds them all, in order.
+template <class T, int kCount>
+LINNET_INLINE typename Vec<T>::V join_pieces(typename Vec<T>::V (&part)[kCount]) {
+  using X = Vec<T>;
+  constexpr int kEach = kLaneBytes / sizeof(T);
+  typename X::I even, odd;  // pieces of a vector, then of the next
+#pragma GCC unroll 16
+  for (int l = 0; l < X::W; ++l) {
+    even[l] = l / kEach * 2 * kEach + l % kEach;
+    odd[l] = even[l] + kEach;
+  }
+#pragma GCC unroll 4
+  for (int count = kCount / 2; count > 0; count /= 2) {
+#pragma GCC unroll 4
+    for (int i = 0; i < count; ++i) {
+      part[i] = __builtin_shuffle(part[2 * i], part[2 * i + 1], even) + __builtin_shuffle(part[2 * i], part[2 * i + 1], odd);
+    }
+  }
+  return part[0];
+}
+
+// A task is a block of channels of some batch rows, which share A, the bias and D. Before the states and after them it walks
+// over all of them: a softplus takes 120 cycles, which only its neighbours can fill.
 template <class T, class E>
-void decode(const SelectiveScanDecodeArgs& args, const SelectiveScanDecodeOut& out, const Launch& launch) {
+struct Decode {
   using X = Vec<T>;
   using V = typename X::V;
-  const int64_t tokens = args.x.size[1];
-  const int K = static_cast<int>(args.A.size[1]);
-  const ScanBlocks blocks(args.x.size[2], scan_groups(args.B));
-  const View maps_in = grouped(args.B), maps_out = grouped(args.C);
-  Arena need;
-  Scratch<T>::cut(need, K);
-  parallel_near(launch, args.x.size[0] * blocks.count, [&](int64_t task, int worker) {
-    Arena arena(launch.workspace + worker * need.used());
-    const Scratch<T> r = Scratch<T>::cut(arena, K);
-    const int64_t b = task / blocks.count, block = task % blocks.count, first = blocks.first(block);
-    const int width = blocks.width(block);
-    load_channels<T, E>(args.dt_bias, args.x.dtype, first, width, r.bias);
-    load_channels<T, E>(args.D, args.x.dtype, first, width, r.skip);
-    for (int64_t t = 0; t < tokens; ++t) {
-      for (int c = 0; c < width; c += X::W) {
-        const V arg = X::load(args.dt.at<const E>(b, t, first + c), width - c) + X::load(r.bias + c), delta = softplus(arg);
-        X::store(r.rate + c, exponents(delta));
-        X::store(r.v + c, delta * X::load(args.x.at<const E>(b, t, first + c), width - c));
-      }
-      load_tile<T>(maps_in.at<const E>(b, t, blocks.group(block)), 0, 1, K, r.in, round_up<T>(K));
-      load_tile<T>(maps_out.at<const E>(b, t, blocks.group(block)), 0, 1, K, r.out, round_up<T>(K));
-      int c = 0;
-      if (K == X::W) {  // the maps stay in registers, no masks
-        const V in = X::load(r.in), read = X::load(r.out);
-        const T* rates = args.A.at<const T>(first, 0);
-        T* states = args.state.at<T>(b, first, 0);
-        const int64_t ldA = args.A.stride[0], lds = args.state.stride[1];
-        for (; c + X::W <= width; c += X::W) {
-          const V y = fold_rows<T, X::W>(c, [&](int e) {
-            const Factor<V> f = factor_of(X::broadcast(r.rate[e]) * X::load(rates + e * ldA));
-            const V h = advance(f, X::load(states + e * lds), in * X::broadcast(r.v[e]));
-            X::store(states + e * lds, h);
-            return read * h;
-          });
-          X::store(r.y + c, y);
-        }
-      }
-      for (; c < width; ++c) {
-        const T* A = args.A.at<const T>(first + c, 0);
-        T* state = args.state.at<T>(b, first + c, 0);
-        const V rate = X::broadcast(r.rate[c]), v = X::broadcast(r.v[c]);
-        V y = X::zero();
-        for (int n = 0; n < K; n += X::W) {
-          const Factor<V> f = factor_of(rate * X::load(A + n, K - n));
-          const V h = advance(f, X::load(state + n, K - n), X::load(r.in + n) * v);
-          X::store(state + n, h, K - n);
-          y = fma(X::load(r.out + n), h, y);
-        }
-        r.y[c] = sum(y);
-      }
-      store_output<T, E>(args, out.out, b, t, first, width, r.y, r.skip);
+  static constexpr int kCommon = 16;  // K of the published models, known to the compiler
+
+  const SelectiveScanDecodeArgs& args;
+  const View &out, maps_in, maps_out;
+  const ScanBlocks blocks;
+  const int K;
+  Decode(const SelectiveScanDecodeArgs& a, const View& o)
+      : args(a),
+        out(o),
+        maps_in(grouped(a.B)),
+        maps_out(grouped(a.C)),
+        blocks(a.x.size[2], scan_groups(a.B), a.x.size[0] < 8 ? 128 : 64),
+        K(static_cast<int>(a.A.size[1])) {}
+
+  // rate and v of a row
+  LINNET_INLINE void begin(const Scratch<T>& r, int64_t b, int64_t t, int64_t first, int width, T* rate, T* v) const {
+    const E *dt = args.dt.at<const E>(b, t, first), *x = args.x.at<const E>(b, t, first);
+    for (int c = 0; c < width; c += X::W) {
+      const V delta = softplus(X::load(dt + c, width - c) + X::load(r.bias + c));
+      X::store(rate + c, exponents(delta));
+      X::store(v + c, delta * X::load(x + c, width - c));
     }
-  });
-}
+  }
+  // y of a row, whose states have `size` elements
+  LINNET_INLINE void advance(const Scratch<T>& r, const T* A, T* state, int width, int size, const T* rate, const T* v,
+                             T* y) const {
+    const int64_t ldA = args.A.stride[0], lds = args.state.stride[1];
+    constexpr int kEach = kLaneBytes / sizeof(T);
+    int c = 0;
+    for (; c + X::W <= width; c += X::W) {
+      V part[X::W / kEach];
+#pragma GCC unroll 4
+      for (int i = 0; i < X::W / kEach; ++i) {
+        const int e = c + i * kEach;
+        V each[kEach] = {};
+        advance_channels<kEach>(A + e * ldA, ldA, state + e * lds, lds, size, rate + e, v + e, r.in, r.out, each);
+        part[i] = fold_pieces(each);
+      }
+      X::store(y + c, join_pieces<T>(part));
+    }
+    for (; c < width; ++c) {
+      V each = X::zero();
+      advance_channels<1>(A + c * ldA, ldA, state + c * lds, lds, size, rate + c, v + c, r.in, r.out, &each);
+      y[c] = sum(each);
+    }
+  }
+  void token(const Scratch<T>& r, int64_t row, int64_t end, int64_t t, int64_t block) const {
+    const int64_t first = blocks.first(block), group = blocks.group(block);
+    const int width = blocks.width(block);
+    for (int64_t b = row; b < end; ++b) {
+      begin(r, b, t, first, width, r.rate + (b - row) * blocks.most, r.v + (b - row) * blocks.most);
+    }
+    for (int64_t b = row; b < end; ++b) {
+      const E *in = maps_in.at<const E>(b, t, group), *read = maps_out.at<const E>(b, t, group);
+      for (int n = 0; n < K; n += X::W) {
+        X::store(r.in + n, X::load(in + n, K - n));
+        X::store(r.out + n, X::load(read + n, K - n));
+      }
+      const T *A = args.A.at<const T>(first, 0), *rate = r.rate + (b - row) * blocks.most, *v = r.v + (b - row) * blocks.most;
+      T *state = args.state.at<T>(b, first, 0), *y = r.y + (b - row) * blocks.most;
+      if (K == kCommon) {
+        advance(r, A, state, width, kCommon, rate, v, y);
+      } else {
+        advance(r, A, state, width, K, rate, v, y);
+      }
+    }
+    for (int64_t b = row; b < end; ++b) {
+      store_output<T, E>(args, out, b, t, first, width, r.y + (b - row) * blocks.most, r.skip);
+    }
+  }
+  void run(const Launch& launch) const {
+    const int64_t B = args.x.size[0], tokens = args.x.size[1], rows = kChannels / blocks.most, groups = (B + rows - 1) / rows;
+    Arena need;
+    Scratch<T>::cut(need, K);
+    parallel_near(launch, groups * blocks.count, [&](int64_t task, int worker) {
+      Arena arena(launch.workspace + worker * need.used());
+      const Scratch<T> r = Scratch<T>::cut(arena, K);
+      const int64_t block = task / groups, row = task % groups * rows, end = row + rows < B ? row + rows : B;
+      load_channels<T, E>(args.dt_bias, args.x.dtype, blocks.first(block), blocks.width(block), r.bias);
+      load_channels<T, E>(args.D, args.x.dtype, blocks.first(block), blocks.width(block), r.skip);
+      for (int64_t t = 0; t < tokens; ++t) token(r, row, end, t, block);
+    });
+  }
+};
 
 }  // namespace
 
 void mamba_selective_scan_decode_forward(const SelectiveScanDecodeArgs& args, const SelectiveScanDecodeOut& out,
                                          const Launch& launch) {
-  by_dtype(args.x.dtype, [&]<class T, class E>() { decode<T, E>(args, out, launch); });
+  by_dtype(args.x.dtype, [&]<class T, class E>() { Decode<T, E>(args, out.out).run(launch); });
 }
 int64_t mamba_selective_scan_decode_workspace(const SelectiveScanDecodeArgs& args, Pass, int workers) {
   return by_dtype(args.x.dtype, [&]<class T, class E>() {

@@ -90,26 +90,26 @@ inline constexpr int kScanBlock = 64;  // channels of one task: 256 bytes of eac
 
 LINNET_INLINE int64_t scan_groups(const View& maps) { return grouped(maps).size[2]; }
 
-// How the channels are cut: blocks of one group each.
+// How the channels are cut: blocks of one group each, `most` channels or fewer.
 struct ScanBlocks {
-  int64_t per_group, in_group, count;  // channels of a group, blocks of a group, blocks
-  LINNET_INLINE ScanBlocks(int64_t E, int64_t groups) {
+  int64_t most, per_group, in_group, count;  // channels of a group, blocks of a group, blocks
+  LINNET_INLINE ScanBlocks(int64_t E, int64_t groups, int64_t most_channels = kScanBlock) : most(most_channels) {
     per_group = groups > 0 ? E / groups : 0;
-    in_group = (per_group + kScanBlock - 1) / kScanBlock;
+    in_group = (per_group + most - 1) / most;
     count = in_group * groups;
   }
   LINNET_INLINE int64_t group(int64_t block) const { return block / in_group; }
-  LINNET_INLINE int64_t first(int64_t block) const { return group(block) * per_group + block % in_group * kScanBlock; }
+  LINNET_INLINE int64_t first(int64_t block) const { return group(block) * per_group + block % in_group * most; }
   LINNET_INLINE int width(int64_t block) const {
-    const int64_t left = per_group - block % in_group * kScanBlock;
-    return static_cast<int>(left < kScanBlock ? left : kScanBlock);
+    const int64_t left = per_group - block % in_group * most;
+    return static_cast<int>(left < most ? left : most);
   }
 };
 
-// A parameter per channel, of the call's type E or of T; zeros when absent.
+// A parameter per channel, of the call's type E or of T; zeros when absent, and behind them up to a whole block.
 template <class T, class E>
 LINNET_INLINE void load_channels(const View& view, Dtype io, int64_t first, int width, T* to) {
-  for (int c = 0; c < kScanBlock; c += Vec<T>::W) Vec<T>::store(to + c, Vec<T>::zero());
+  for (int c = 0; c < width || c < kScanBlock; c += Vec<T>::W) Vec<T>::store(to + c, Vec<T>::zero());
   if (!view.given()) return;
   if (view.dtype == io) return load_tile<T>(view.at<const E>(first), 0, 1, width, to, 0);
   load_tile<T>(view.at<const T>(first), 0, 1, width, to, 0);
