@@ -31,7 +31,11 @@ const TensorDecl* find_gradient(const Op& op, std::string_view name) {
 
 }  // namespace
 
-Call::Call(const Op& op) : op_(&op) { op.construct(args_, out_, grads_); }
+Call::Call(const Op& op) : op_(&op) {
+  std::memset(args_, 0, op.args_bytes);  // what lies between the members too: equal calls have equal bytes (remembered.h)
+  std::memset(out_, 0, op.out_bytes);
+  op.construct(args_, out_, grads_);
+}
 
 View* Call::find(std::string_view name) {
   if (const TensorDecl* input = op_->find_input(name)) return reinterpret_cast<View*>(args_ + input->offset);
