@@ -80,6 +80,7 @@ void decode_head(const LinearDecodeArgs& args, const LinearDecodeOut& out, const
       fetch_elements(args.q.at<const E>(next_b, 0, s.q_head(next_h)), static_cast<int>(s.K));
       fetch_elements(args.k.at<const E>(next_b, 0, s.k_head(next_h)), static_cast<int>(s.K));
       fetch_elements(args.v.at<const E>(next_b, 0, s.v_head(next_h)), width);
+      fetch_result(out.out.at<E>(next_b, 0, next_h), width);
     }
     if (rest != nullptr) {
       decode_step<true>(F, width, state, args.state.stride[2], rest, args.compensation.stride[2], r.k, r.q, r.v, r.o);

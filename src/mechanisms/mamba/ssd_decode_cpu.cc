@@ -13,12 +13,12 @@ constexpr int kHeads = 4;  // of a task
 
 template <class T>
 struct Rows {
-  T *q, *k, *factor, *keep;              // [ldk]
+  T *q, *k;                              // [ldk]
   T *x, *v, *o;                          // [ldv]
   T *rate, *bias, *delta, *step, *kept;  // [heads]: A, dt_bias, delta, the decay's factor and keep
   LINNET_INLINE static Rows cut(Arena& arena, int64_t K, int64_t V) {
     Rows r;
-    for (T** row : {&r.q, &r.k, &r.factor, &r.keep}) *row = arena.take<T>(round_up<T>(K));
+    for (T** row : {&r.q, &r.k}) *row = arena.take<T>(round_up<T>(K));
     for (T** row : {&r.x, &r.v, &r.o}) *row = arena.take<T>(round_up<T>(V));
     for (T** row : {&r.rate, &r.bias, &r.delta, &r.step, &r.kept}) *row = arena.take<T>(round_up<T>(kHeads));
     return r;
@@ -51,17 +51,17 @@ void decode_head(const SsdDecodeArgs& args, const SsdDecodeOut& out, int64_t b, 
   using X = Vec<T>;
   using V = typename X::V;
   const int K = static_cast<int>(args.B.size[3]), width = static_cast<int>(args.x.size[3]);
-  const int64_t ldk = round_up<T>(K), ldv = round_up<T>(width), group = h / (args.x.size[2] / args.B.size[2]);
-  load_tile<T>(args.C.at<const E>(b, t, group), 0, 1, K, r.q, ldk);
-  load_tile<T>(args.B.at<const E>(b, t, group), 0, 1, K, r.k, ldk);
-  load_tile<T>(args.x.at<const E>(b, t, h), 0, 1, width, r.x, ldv);
-  const V delta = X::broadcast(r.delta[i]), factor = X::broadcast(r.step[i]), keep = X::broadcast(r.kept[i]);
-  for (int64_t c = 0; c < ldk; c += X::W) {
-    X::store(r.factor + c, factor);
-    X::store(r.keep + c, keep);
+  const int64_t ldv = round_up<T>(width), group = h / (args.x.size[2] / args.B.size[2]);
+  const T* q = decode_input<false>(args.C.at<const E>(b, t, group), K, r.q);
+  const T* k = decode_input<false>(args.B.at<const E>(b, t, group), K, r.k);
+  const T* x = decode_input<true>(args.x.at<const E>(b, t, h), width, r.x);
+  for (int64_t j = 0; j < ldv; j += X::W) X::store(r.v + j, X::broadcast(r.delta[i]) * X::load(x + j));
+  if (h + 1 < args.x.size[2]) {
+    fetch_elements(args.x.at<const E>(b, t, h + 1), width);
+    fetch_result(out.out.at<E>(b, t, h + 1), width);
   }
-  for (int64_t j = 0; j < ldv; j += X::W) X::store(r.v + j, delta * X::load(r.x + j));
-  decode_gated_step<T>(K, width, args.state.at<T>(b, h), args.state.stride[2], r.factor, r.keep, r.k, r.q, r.v, r.o);
+  decode_gated_step<T>(K, width, args.state.at<T>(b, h), args.state.stride[2], {r.step + i, r.kept + i, true}, k, q, r.v, r.o,
+                       T(1));
   for (int j = 0; j < width; j += X::W) {
     V y = X::load(r.o + j);
     if (args.D.given()) {
@@ -73,7 +73,7 @@ void decode_head(const SsdDecodeArgs& args, const SsdDecodeOut& out, int64_t b, 
       } else {
         skip = X::load(args.D.at<const T>(h, j), width - j);
       }
-      y = fma(skip, X::load(r.x + j), y);
+      y = fma(skip, X::load(x + j), y);
     }
     if (args.z.given()) {
       const V z = X::load(args.z.at<const E>(b, t, h, j), width - j);

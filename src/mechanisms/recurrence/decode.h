@@ -32,6 +32,12 @@ LINNET_INLINE void fetch_elements(const E* row, int count) {
   for (int i = 0; i < count; i += 64 / static_cast<int>(sizeof(E))) __builtin_prefetch(row + i, 0, 2);
 }
 
+// The same for a row that will be written.
+template <class E>
+LINNET_INLINE void fetch_result(const E* row, int count) {
+  for (int i = 0; i < count; i += 64 / static_cast<int>(sizeof(E))) __builtin_prefetch(row + i, 1, 2);
+}
+
 // One vector of a row: s += k v in place; returns s. kCompensated: `rest` holds what rounding took from the state, one more
 // number per element; the product's own rounding error goes there too (two-product, two-sum).
 template <bool kCut, bool kCompensated, class T, class V>

@@ -1,22 +1,51 @@
 // decode_gated: one token of a recurrence with decays and the delta rule, the state [I, J] in the caller's memory.
 //
-//   y = S^T x                                        x = a k: what the decayed state returns for the key
+//   y = S^T x                                        with beta: what the state returns for the key
 //   S = keep S + (factor S + k u^T),   o = S^T q     per row: expm1(g) and 1, or exp(g) and 0 (engine_chunk.h, state_factors)
 //
 // Row after row as in decode.h. With beta the state is visited twice, the second time while its head (64 KB at 128 x 128) lies
-// in L2; both visits stream plain rows. L2 gives 32 bytes a cycle: on Zen 4 the first visit of a line takes 2.1 cycles and the
-// second 2.8, an update in place 2.8. (Slices of columns do not stay in L1: rows 512 bytes apart share an eighth of its sets.)
-// What L3 and memory add is hidden: the second visit fetches the next head (`ahead` elements further) into L2.
+// in L2; both visits stream plain rows. On Zen 4 the first visit of a line takes 2.4 cycles and the second 3.1, an update in
+// place 2.8; with both products in the first visit, S'^T q = S^T (a q) + (q . k) u, it is 2.7 and 2.8. (Slices of columns do
+// not stay in L1: rows 512 bytes apart share an eighth of its sets.) What L3 and memory add is hidden: the second visit fetches
+// the next head (`ahead` elements further) into L2.
 #pragma once
 
 #include "decode.h"
 
 namespace linnet::LINNET_ISA {
 
+// The factors of rows; `one`: the first ones hold for all.
+template <class T>
+struct DecodeGates {
+  const T *factor, *keep;
+  bool one;
+};
+
+// count elements as T: where they lie if they are T, else in scratch. kPadded: readable in whole vectors.
+template <bool kPadded, class T, class E>
+LINNET_INLINE const T* decode_input(const E* from, int64_t count, T* scratch) {
+  if constexpr (sizeof(T) == sizeof(E)) {
+    if (!kPadded || count % Vec<T>::W == 0) return from;
+  }
+  for (int64_t c = 0; c < count; c += Vec<T>::W) {
+    Vec<T>::store(scratch + c, Vec<T>::load(from + c, static_cast<int>(count - c)));
+  }
+  return scratch;
+}
+
 template <class T>
 LINNET_INLINE typename Vec<T>::V load_lanes(const T* p, bool cut, int lanes) {
   using X = Vec<T>;
   return cut ? X::load_mask(p, X::prefix(lanes), lanes) : X::load(p);
+}
+template <class T>
+LINNET_INLINE void store_lanes(T* p, typename Vec<T>::V v, bool cut, int lanes) {
+  using X = Vec<T>;
+  if (cut) {
+    X::store_mask(p, v, X::prefix(lanes), lanes);
+  } else {
+    X::store(p, v);
+  }
 }
 
 // y [J, padded] = S^T x; N vectors wide, kCut: of the last one only `lanes` columns exist.
@@ -47,34 +76,39 @@ LINNET_INLINE void decode_row(int lanes, T* state, V f, V k, V q, const V (&us)[
     V after = fma(f, before, k * us[j]);
     if constexpr (kKeeps) after = before + after;
     os[j] = fma(q, after, os[j]);
-    if (cut) {
-      X::store_mask(state + j * X::W, after, X::prefix(lanes), lanes);
-    } else {
-      X::store(state + j * X::W, after);
-    }
+    store_lanes(state + j * X::W, after, cut, lanes);
   }
 }
 
-// S = keep S + (factor S + k u^T), o = S^T q. kFetch: what lies `ahead` will be wanted next.
+// S = keep S + (factor S + k u^T), o = scale S^T q. kFetch: what lies `ahead` will be wanted next.
 template <int N, bool kCut, bool kFetch, class T>
-void decode_write(int I, int lanes, T* state, int64_t pitch, const T* factor, const T* keep, const T* k, const T* q, const T* u,
-                  T* o, int64_t ahead) {
+void decode_write(int I, int lanes, T* state, int64_t pitch, const DecodeGates<T>& gates, const T* k, const T* q, const T* u,
+                  T* o, T scale, int64_t ahead) {
   using X = Vec<T>;
   using V = typename X::V;
   V us[N], os[N] = {};
 #pragma GCC unroll 8
-  for (int j = 0; j < N; ++j) us[j] = X::load(u + j * X::W);
-  for (int i = 0; i < I; ++i, state += pitch) {
-    const V ki = X::broadcast(k[i]), qi = X::broadcast(q[i]), f = X::broadcast(factor[i]);
+  for (int j = 0; j < N; ++j) us[j] = load_lanes(u + j * X::W, kCut && j == N - 1, lanes);
+  const auto row = [&]<bool kKeeps>(int i, V f) {
     if constexpr (kFetch) fetch_row<N>(state + ahead);
-    if (keep[i] != 0) {
-      decode_row<N, kCut, true>(lanes, state, f, ki, qi, us, os);
+    decode_row<N, kCut, kKeeps>(lanes, state, f, X::broadcast(k[i]), X::broadcast(q[i]), us, os);
+    state += pitch;
+  };
+  if (gates.one) {
+    const V f = X::broadcast(gates.factor[0]);
+    if (gates.keep[0] != 0) {
+      for (int i = 0; i < I; ++i) row.template operator()<true>(i, f);
     } else {
-      decode_row<N, kCut, false>(lanes, state, f, ki, qi, us, os);
+      for (int i = 0; i < I; ++i) row.template operator()<false>(i, f);
+    }
+  } else {  // runs of rows of one kind: a choice in every row takes 0.05 to 0.15 ns a vector
+    for (int i = 0; i < I;) {
+      for (; i < I && gates.keep[i] != 0; ++i) row.template operator()<true>(i, X::broadcast(gates.factor[i]));
+      for (; i < I && gates.keep[i] == 0; ++i) row.template operator()<false>(i, X::broadcast(gates.factor[i]));
     }
   }
 #pragma GCC unroll 8
-  for (int j = 0; j < N; ++j) X::store(o + j * X::W, os[j]);
+  for (int j = 0; j < N; ++j) store_lanes(o + j * X::W, os[j] * X::broadcast(scale), kCut && j == N - 1, lanes);
 }
 
 // Calls body<N, kCut>(first column, lanes of the last vector) for slices of at most kDecodeVectors vectors.
@@ -93,19 +127,20 @@ LINNET_INLINE void decode_slices(int J, const Body& body) {
   for (int at = 0; at < J; at += most) decode_slice<kDecodeVectors, T>(J - at < most ? J - at : most, at, body);
 }
 
+// y: scratch, padded.
 template <class T>
 void decode_read(int I, int J, const T* state, int64_t pitch, const T* x, T* y) {
   decode_slices<T>(J,
                    [&]<int N, bool kCut>(int at, int lanes) { decode_read<N, kCut>(I, lanes, state + at, pitch, x, y + at); });
 }
 template <class T>
-void decode_gated_step(int I, int J, T* state, int64_t pitch, const T* factor, const T* keep, const T* k, const T* q,
-                       const T* u, T* o, int64_t ahead = 0) {
+void decode_gated_step(int I, int J, T* state, int64_t pitch, const DecodeGates<T>& gates, const T* k, const T* q, const T* u,
+                       T* o, T scale, int64_t ahead = 0) {
   decode_slices<T>(J, [&]<int N, bool kCut>(int at, int lanes) {
     if (ahead != 0) {
-      decode_write<N, kCut, true>(I, lanes, state + at, pitch, factor, keep, k, q, u + at, o + at, ahead);
+      decode_write<N, kCut, true>(I, lanes, state + at, pitch, gates, k, q, u + at, o + at, scale, ahead);
     } else {
-      decode_write<N, kCut, false>(I, lanes, state + at, pitch, factor, keep, k, q, u + at, o + at, ahead);
+      decode_write<N, kCut, false>(I, lanes, state + at, pitch, gates, k, q, u + at, o + at, scale, 0);
     }
   });
 }

@@ -10,89 +10,114 @@ namespace {
 
 template <class T>
 struct DecodeRows {
-  T *q, *k, *x, *g, *factor, *keep;  // [ldk]; x: the key times the decay
+  T *q, *k, *g, *factor, *keep, *x;  // [ldk]; x: the key times the decays
   T *v, *y, *o;                      // [ldv]
   LINNET_INLINE static DecodeRows cut(Arena& arena, const RecurrenceShape& s) {
-    const int64_t ldk = round_up<T>(s.K), ldv = round_up<T>(s.V);
     DecodeRows r;
-    r.q = arena.take<T>(ldk);
-    r.k = arena.take<T>(ldk);
-    r.x = arena.take<T>(ldk);
-    r.g = arena.take<T>(ldk);
-    r.factor = arena.take<T>(ldk);
-    r.keep = arena.take<T>(ldk);
-    r.v = arena.take<T>(ldv);
-    r.y = arena.take<T>(ldv);
-    r.o = arena.take<T>(ldv);
+    for (T** row : {&r.q, &r.k, &r.g, &r.factor, &r.keep, &r.x}) *row = arena.take<T>(round_up<T>(s.K));
+    for (T** row : {&r.v, &r.y, &r.o}) *row = arena.take<T>(round_up<T>(s.V));
     return r;
   }
 };
 
-// The first token of a head that comes next.
+// The first token of a head that comes next, and where its result goes: stores wait in order.
 template <class E>
-LINNET_INLINE void fetch_inputs(const RecurrenceDecodeArgs& args, const RecurrenceShape& s, int64_t b, int64_t h) {
+LINNET_INLINE void fetch_token(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& out, const RecurrenceShape& s,
+                               int64_t b, int64_t h) {
   const int K = static_cast<int>(s.K), V = static_cast<int>(s.V);
   fetch_elements(args.q.at<const E>(b, 0, s.q_head(h)), K);
   fetch_elements(args.k.at<const E>(b, 0, s.k_head(h)), K);
   fetch_elements(args.v.at<const E>(b, 0, s.v_head(h)), V);
+  fetch_result(out.out.at<E>(b, 0, h), V);
   if (s.per_channel) fetch_elements(element_address(args.g, b, 0, h), K * static_cast<int>(dtype_size(args.g.dtype)));
+}
+
+// One token of one head, as T.
+template <class T>
+struct DecodeToken {
+  const T *q, *k, *v;  // [K], [K], [V, padded]
+  T beta;
+};
+
+template <class T, class E>
+LINNET_INLINE DecodeToken<T> decode_token(const RecurrenceDecodeArgs& args, const RecurrenceShape& s, int64_t b, int64_t t,
+                                          int64_t h, const DecodeRows<T>& r) {
+  DecodeToken<T> token;
+  token.q = decode_input<false>(args.q.at<const E>(b, t, s.q_head(h)), s.K, r.q);
+  token.k = decode_input<false>(args.k.at<const E>(b, t, s.k_head(h)), s.K, r.k);
+  token.v = decode_input<true>(args.v.at<const E>(b, t, s.v_head(h)), s.V, r.v);
+  if (args.l2_norm) {
+    T unused;
+    load_tile<T>(token.q, 0, 1, static_cast<int>(s.K), r.q, 0);
+    load_tile<T>(token.k, 0, 1, static_cast<int>(s.K), r.k, 0);
+    normalize_rows(1, round_up<T>(s.K), r.q, &unused);
+    normalize_rows(1, round_up<T>(s.K), r.k, &unused);
+    token.q = r.q;
+    token.k = r.k;
+  }
+  if (args.beta.given()) token.beta = (args.double_beta ? 2 : 1) * scalar_element<T>(args.beta, b, t, h);
+  return token;
+}
+
+// What the log decays of the channels do to their rows of the state, and with beta to the key.
+template <class T, class E>
+void channel_gates(const RecurrenceDecodeArgs& args, int64_t b, int64_t t, int64_t h, int K, const DecodeToken<T>& token,
+                   const DecodeRows<T>& r) {
+  using X = Vec<T>;
+  load_gate_rows<T, E>(args.g, element_address(args.g, b, t, h), 0, 1, K, r.g, 0);
+  for (int c = 0; c < K; c += X::W) {
+    const auto weak = state_factors<T>(X::load(r.g + c), r.factor + c, r.keep + c);
+    if (!args.beta.given()) continue;
+    const typename X::V factor = X::load(r.factor + c), decay = select(weak, factor + X::broadcast(T(1)), factor);
+    X::store(r.x + c, decay * X::load(token.k + c, K - c));
+  }
 }
 
 template <class T, class E>
 void decode_head(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& out, const RecurrenceShape& s, int64_t b,
                  int64_t h, bool more, const DecodeRows<T>& r) {
   using X = Vec<T>;
-  const int K = static_cast<int>(s.K), V = static_cast<int>(s.V);
-  const int64_t ldk = round_up<T>(K), ldv = round_up<T>(V);
+  const int K = static_cast<int>(s.K), width = static_cast<int>(s.V);
   T* state = args.state.at<T>(b, h);
-  const int64_t pitch = args.state.stride[2];
+  const int64_t pitch = args.state.stride[2], ldv = round_up<T>(width);
   const T scale = static_cast<T>(s.scale);
-  const bool gated = args.g.given() || args.g_head.given();
+  const bool delta = args.beta.given(), gated = args.g.given() || args.g_head.given();
   // With beta, from this state to that of the next task: h + 1, or head 0 of batch row b + 1.
   const int64_t next = h + 1 < s.H ? args.state.stride[1] : args.state.stride[0] - (s.H - 1) * args.state.stride[1];
   for (int64_t t = 0; t < s.T; ++t) {
-    load_tile<T>(args.q.at<const E>(b, t, s.q_head(h)), 0, 1, K, r.q, ldk);
-    load_tile<T>(args.k.at<const E>(b, t, s.k_head(h)), 0, 1, K, r.k, ldk);
-    load_tile<T>(args.v.at<const E>(b, t, s.v_head(h)), 0, 1, V, r.v, ldv);
-    T unused;
-    if (args.l2_norm) {
-      normalize_rows(1, ldk, r.q, &unused);
-      normalize_rows(1, ldk, r.k, &unused);
-    }
+    const DecodeToken<T> token = decode_token<T, E>(args, s, b, t, h, r);
+    T a = 1;
     if (s.per_channel) {
-      load_gate_rows<T, E>(args.g, element_address(args.g, b, t, h), 0, 1, K, r.g, ldk);
-      for (int64_t c = 0; c < ldk; c += X::W) {
-        const typename X::V g = X::load(r.g + c);
-        state_factors<T>(g, r.factor + c, r.keep + c);
-        if (args.beta.given()) X::store(r.x + c, exp(g) * X::load(r.k + c));
-      }
+      channel_gates<T, E>(args, b, t, h, K, token, r);
     } else if (gated) {
       const T g = args.g.given() ? scalar_element<T>(args.g, b, t, h)
                                  : static_cast<T>(load_f64(args.g_head.data, args.g_head.dtype, h * args.g_head.stride[0]));
       state_factors<T>(X::broadcast(g), r.factor, r.keep);
-      const typename X::V factor = X::load(r.factor), keep = X::load(r.keep), a = exp(X::broadcast(g));
-      for (int64_t c = 0; c < ldk; c += X::W) {
-        X::store(r.factor + c, factor);
-        X::store(r.keep + c, keep);
-        if (args.beta.given()) X::store(r.x + c, a * X::load(r.k + c));
-      }
+      a = r.keep[0] + r.factor[0];
     }
-    if (args.beta.given()) {
-      const T beta = (args.double_beta ? 2 : 1) * scalar_element<T>(args.beta, b, t, h);
-      decode_read<T>(K, V, state, pitch, gated ? r.x : r.k, r.y);
+    const T* v = token.v;
+    if (delta) {  // what is written: beta (v - a y)
+      decode_read<T>(K, width, state, pitch, s.per_channel ? r.x : token.k, r.y);
       for (int64_t j = 0; j < ldv; j += X::W) {
-        X::store(r.v + j, X::broadcast(beta) * (X::load(r.v + j) - X::load(r.y + j)));
+        const typename X::V rest = fma(X::broadcast(-a), X::load(r.y + j), X::load(token.v + j));
+        X::store(r.v + j, X::broadcast(token.beta) * rest);
       }
+      v = r.v;
     }
     const bool last = more && t + 1 == s.T;
-    if (last) fetch_inputs<E>(args, s, h + 1 < s.H ? b : b + 1, h + 1 < s.H ? h + 1 : 0);
-    const int64_t ahead = args.beta.given() && last ? next : 0;
-    if (gated) {
-      decode_gated_step<T>(K, V, state, pitch, r.factor, r.keep, r.k, r.q, r.v, r.o, ahead);
+    if (last) fetch_token<E>(args, out, s, h + 1 < s.H ? b : b + 1, h + 1 < s.H ? h + 1 : 0);
+    const int64_t ahead = delta && last ? next : 0;
+    if (!gated) {
+      decode_step<false>(K, width, state, pitch, state, 0, token.k, token.q, v, r.o, ahead);
+      store_tile<T>(r.o, ldv, 1, width, out.out.at<E>(b, t, h), 0, &scale);
+    } else if constexpr (sizeof(E) == sizeof(T)) {
+      const DecodeGates<T> gates = {r.factor, r.keep, !s.per_channel};
+      decode_gated_step<T>(K, width, state, pitch, gates, token.k, token.q, v, out.out.at<E>(b, t, h), scale, ahead);
     } else {
-      decode_step<false>(K, V, state, pitch, state, 0, r.k, r.q, r.v, r.o, ahead);
+      const DecodeGates<T> gates = {r.factor, r.keep, !s.per_channel};
+      decode_gated_step<T>(K, width, state, pitch, gates, token.k, token.q, v, r.o, scale, ahead);
+      store_tile<T>(r.o, ldv, 1, width, out.out.at<E>(b, t, h), 0);
     }
-    store_tile<T>(r.o, ldv, 1, V, out.out.at<E>(b, t, h), 0, &scale);
   }
 }
 
