@@ -26,7 +26,8 @@ struct ChannelGradient {
   const char *residuals = nullptr, *adjoints = nullptr;  // with beta: N, dY (recurrence_kda.h)
   const float* records = nullptr;                        // with beta: whether gates range too far, too
   int32_t* exact = nullptr;                              // without: the same, [chunk, H, part]; the first kernel says so
-  bool wide = false, dv_pieces = false;                  // dv in bf16, 16 bytes at a time
+  bool wide = false, dv_pieces = false;                  // dv in bf16, 16 bytes at a time;
+  bool pairs = false;                                    // dq, dk, dg two channels at a time
 };
 
 // Chunks are numbered through: those of sequence n from channel_chunk(n, ..) on.

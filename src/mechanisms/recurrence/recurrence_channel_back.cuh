@@ -6,38 +6,35 @@
 namespace linnet::cuda {
 namespace {
 
-// Element pair `pair` of a row of f32 sums, so that neither the accumulators of a warp nor its rows meet in a bank.
+// The byte of element pair `pair` in a row of f32 sums, so that neither the accumulators of a warp nor its rows meet in a bank.
 template <int K>
-__device__ __forceinline__ float2& sums_at(char* tile, uint32_t row, uint32_t pair) {
-  return *reinterpret_cast<float2*>(tile + row * (K * 4) + (pair ^ (row % 8 * 4)) * 8);
+__device__ __forceinline__ uint32_t sums_byte(uint32_t row, uint32_t pair) {
+  return row * (K * 4) + (pair ^ (row % 8 * 4)) * 8;
 }
 template <int K>
 __device__ __forceinline__ void store_sums(const float (&x)[K / 2], char* tile, int thread) {
   const int row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
-  for (int j = 0; j < K / 2; j += 2) sums_at<K>(tile, row + (j & 2) * 4, j / 4 * 4 + thread % 4) = {x[j], x[j + 1]};
+  for (int j = 0; j < K / 2; j += 2) {
+    *reinterpret_cast<float2*>(tile + sums_byte<K>(row + (j & 2) * 4, j / 4 * 4 + thread % 4)) = float2{x[j], x[j + 1]};
+  }
 }
 
-// Two channels of rows of a result, from a first row on.
+// Two channels of rows of a result (heads as the call's), from a first row on.
 struct PairRows {
   char* at = nullptr;  // absent: not wanted
   int64_t step = 0;
-  bool f32 = false, whole = false;  // whole: a pair may be stored at once
 };
 __device__ __forceinline__ PairRows pair_rows(const Rows& rows, int64_t b, int64_t token, int h, int channel) {
-  PairRows to;
-  if (rows.data == nullptr) return to;
-  to.f32 = rows.dtype == Dtype::f32;
-  const int size = to.f32 ? 4 : 2;
-  to.at = static_cast<char*>(const_cast<void*>(rows.data)) + (row_of(rows, b, token, h) + channel) * size;
-  to.step = rows.stride_t * size;
-  to.whole = (reinterpret_cast<uintptr_t>(to.at) | static_cast<uintptr_t>(to.step)) % (2 * size) == 0;
-  return to;
+  if (rows.data == nullptr) return {};
+  const int size = rows.dtype == Dtype::f32 ? 4 : 2;
+  const int64_t place = b * rows.stride_b + token * rows.stride_t + h * rows.stride_h + channel;
+  return {static_cast<char*>(const_cast<void*>(rows.data)) + place * size, rows.stride_t * size};
 }
-__device__ __forceinline__ void store_pair(const PairRows& rows, int i, float x, float y) {
-  char* to = rows.at + i * rows.step;
-  if (rows.f32) {
-    if (rows.whole) {
+// `whole`: a pair may be stored at once. It and the type are the same for all threads.
+__device__ __forceinline__ void store_pair(char* to, const Rows& rows, bool whole, float x, float y) {
+  if (rows.dtype == Dtype::f32) {
+    if (whole) {
       *reinterpret_cast<float2*>(to) = {x, y};
     } else {
       reinterpret_cast<float*>(to)[0] = x;
@@ -45,7 +42,7 @@ __device__ __forceinline__ void store_pair(const PairRows& rows, int i, float x,
     }
   } else {
     const uint32_t both = ptx::pack<true>(x, y);
-    if (rows.whole) {
+    if (whole) {
       *reinterpret_cast<uint32_t*>(to) = both;
     } else {
       reinterpret_cast<uint16_t*>(to)[0] = static_cast<uint16_t>(both);

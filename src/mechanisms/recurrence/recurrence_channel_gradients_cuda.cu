@@ -78,19 +78,20 @@ __device__ __forceinline__ bool range_too_far(float range, float* ranges) {
 // dY of 64 values as dv.
 __device__ __forceinline__ void store_adjoints(const ChannelGradient& t, const Chunk& c, const char* panel, int first) {
   if (t.dv.data == nullptr) return;
-  const int64_t token = c.w.begin + static_cast<int64_t>(c.number) * C;
-  for (int i = threadIdx.x; i < c.rows * 8; i += 256) {
-    const int row = i / 8, column = i % 8 * 8;
-    const uint4 x = *reinterpret_cast<const uint4*>(panel + ptx::tile_byte(C, row, column));
+  const int row = threadIdx.x / 8, column = threadIdx.x % 8 * 8;  // and 32 rows below
+  const PairRows to = pair_rows(t.dv, c.w.b, c.w.begin + static_cast<int64_t>(c.number) * C + row, c.h, first + column);
+#pragma unroll
+  for (int i = 0; i < C; i += 32) {
+    if (row + i >= c.rows) break;
+    const uint4 x = *reinterpret_cast<const uint4*>(panel + ptx::tile_byte(C, row + i, column));
     if (t.dv_pieces) {
-      const int64_t place = row_of(t.dv, c.w.b, token + row, c.h) + first + column;
-      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(const_cast<void*>(t.dv.data)) + place) = x;
+      *reinterpret_cast<uint4*>(to.at + i * to.step) = x;
     } else {
       const uint32_t parts[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
+#pragma unroll 1
       for (int j = 0; j < 4; ++j) {
-        const float2 y = ptx::unpack<true>(parts[j]);
-        store_pair(pair_rows(t.dv, c.w.b, token + row, c.h, first + column + 2 * j), 0, y.x, y.y);
+        const float2 y = ptx::unpack<true>(j == 0 ? parts[0] : j == 1 ? parts[1] : j == 2 ? parts[2] : parts[3]);
+        store_pair(to.at + i * to.step + 2 * j * (t.dv.dtype == Dtype::f32 ? 4 : 2), t.dv, false, y.x, y.y);
       }
     }
   }
@@ -100,34 +101,42 @@ __device__ __forceinline__ void store_adjoints(const ChannelGradient& t, const C
 __device__ __forceinline__ void store_pairs(const ChannelGradient& t, const Chunk& c, bool tells_beta, const float (&x)[32],
                                             const float* inverse_beta, float* diagonals, char* to) {
   const int thread = threadIdx.x % 128, group = threadIdx.x / 128, warp = thread / 32, lane = thread % 32;
+  const int first = 16 * warp + lane / 4;  // of the rows; and 8 below
   const float sign = group == 0 ? 1 : -1;
+  float diagonal[2] = {};
 #pragma unroll
   for (int j = 0; j < 32; j += 2) {
-    const int row = 16 * warp + lane / 4 + (j & 2) * 4, column = j / 4 * 8 + lane % 4 * 2;
+    const int half = j / 2 % 2, row = first + 8 * half, column = j / 4 * 8 + lane % 4 * 2;
     const bool in = row < c.rows;
-    if (row / 2 * 2 == column) {
-      const float diagonal = !in ? 0 : row % 2 == 0 ? x[j] : x[j + 1];
-      if (group == 0) {
-        diagonals[row] = diagonal;
-      } else if (in && tells_beta) {
-        const float inverse = inverse_beta[row];
-        ptx::store(const_cast<void*>(t.dbeta.data), t.dbeta.dtype,
-                   row_of(t.dbeta, c.w.b, c.w.begin + static_cast<int64_t>(c.number) * C + row, c.h),
-                   t.e.beta_factor * (diagonal * inverse * inverse));
-      }
-    }
+    if (j / 4 == 2 * warp + half) diagonal[half] = lane / 4 % 2 == 0 ? x[j] : x[j + 1];
     *reinterpret_cast<uint32_t*>(to + ptx::tile_byte(C, row, column)) =
         ptx::pack<true>(in && column < row ? sign * x[j] : 0, in && column + 1 < row ? sign * x[j + 1] : 0);
   }
+  if (lane % 4 != lane / 8) return;  // the others' columns
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    const int row = first + 8 * half;
+    const float own = row >= c.rows ? 0 : half == 0 ? diagonal[0] : diagonal[1];
+    if (group == 0) {
+      diagonals[row] = own;
+    } else if (row < c.rows && tells_beta) {
+      const float inverse = inverse_beta[row];
+      ptx::store(const_cast<void*>(t.dbeta.data), t.dbeta.dtype,
+                 row_of(t.dbeta, c.w.b, c.w.begin + static_cast<int64_t>(c.number) * C + row, c.h),
+                 t.e.beta_factor * (own * inverse * inverse));
+    }
+  }
 }
 
-// dq, dk, dg from the sums: the decays, by threads of two channels and kRows rows.
+// dq, dk, dg from the sums: the decays, by threads of two channels and kRows rows; `l` are sums of the gates from the chunk's
+// middle on (one by one: from the first row on, and `middle` is 0).
 template <bool beta, bool split>
 __device__ __forceinline__ void finish_keys(const ChannelGradient& t, const Chunk& c, int panel, PanelShared<split>& s,
-                                            const float2 (&l)[kRows]) {
+                                            const float2 (&l)[kRows], float2 middle) {
   const Engine& e = t.e;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, channel = 2 * lane, first = kRows * warp;
-  const Place place = place_of(s.totals, warp, channel);
+  Place place = {};
+  if constexpr (!beta || split) place = place_of(s.totals, warp, channel);
   const int64_t token = c.w.begin + static_cast<int64_t>(c.number) * C + first;
   const PairRows to_dq = pair_rows(t.dq, c.w.b, token, c.h, 64 * panel + channel);
   const PairRows to_dk = pair_rows(t.dk, c.w.b, token, c.h, 64 * panel + channel);
@@ -143,6 +152,8 @@ __device__ __forceinline__ void finish_keys(const ChannelGradient& t, const Chun
       for (int i = 0; i < kRows; ++i) z[i] = {z[i].x + inside[i].x, z[i].y + inside[i].y};
     }
   }
+  const bool plain =
+      t.pairs && t.dq.data != nullptr && t.dq.dtype == Dtype::bf16 && t.dk.data != nullptr && t.dk.dtype == Dtype::bf16;
   // Without beta R is in units of the scale, and has no factors.
   const float unit = beta ? 1 : e.scale;
   const float2 late =
@@ -152,7 +163,8 @@ __device__ __forceinline__ void finish_keys(const ChannelGradient& t, const Chun
   for (int i = 0; i < kRows; ++i) {
     const uint32_t at = ptx::tile_byte(C, first + i, channel);
     const auto word = [&](const char* tile) { return ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(tile + at)); };
-    const auto sums = [&](char* tile) { return sums_at<64>(tile, first + i, lane); };
+    const uint32_t sums_at = sums_byte<64>(first + i, lane);
+    const auto sums = [&](const char* tile) { return *reinterpret_cast<const float2*>(tile + sums_at); };
     const float2 q = word(s.q), k = word(s.k), dq = sums(s.state);
     const float2 out = sums(s.dstate), leaves = {late.x * out.x, late.y * out.y};
     const float diagonal = s.diagonal[first + i];
@@ -172,7 +184,7 @@ __device__ __forceinline__ void finish_keys(const ChannelGradient& t, const Chun
       upper[i] = {q.x * a.x + k.x * (b.x - z[i].x), q.y * a.y + k.y * (b.y - z[i].y)};
       left = {k.x * d.x, k.y * d.y};
     } else {
-      const float2 inside = sums(s.adjoints), exponent = {l[i].x + place.middle.x, l[i].y + place.middle.y};
+      const float2 inside = sums(s.adjoints), exponent = l[i];
       const float2 up = {ptx::exp2_fast(exponent.x), ptx::exp2_fast(exponent.y)};
       const float2 down = {ptx::exp2_fast(-exponent.x), ptx::exp2_fast(-exponent.y)};
       to_q = {e.scale * up.x * fmaf(diagonal, k.x, dq.x), e.scale * up.y * fmaf(diagonal, k.y, dq.y)};
@@ -186,8 +198,13 @@ __device__ __forceinline__ void finish_keys(const ChannelGradient& t, const Chun
       }
     }
     const bool in = first + i < c.rows;
-    if (in && to_dq.at != nullptr) store_pair(to_dq, i, to_q.x, to_q.y);
-    if (in && to_dk.at != nullptr) store_pair(to_dk, i, to_k.x, to_k.y);
+    if (in && plain) {
+      *reinterpret_cast<uint32_t*>(to_dq.at + i * to_dq.step) = ptx::pack<true>(to_q.x, to_q.y);
+      *reinterpret_cast<uint32_t*>(to_dk.at + i * to_dk.step) = ptx::pack<true>(to_k.x, to_k.y);
+    } else if (in) {
+      if (t.dq.data != nullptr) store_pair(to_dq.at + i * to_dq.step, t.dq, t.pairs, to_q.x, to_q.y);
+      if (t.dk.data != nullptr) store_pair(to_dk.at + i * to_dk.step, t.dk, t.pairs, to_k.x, to_k.y);
+    }
     if (!in) upper[i] = {0, 0};
     lower[i] = sum;
     if (in) sum = {sum.x + left.x, sum.y + left.y};
@@ -209,7 +226,8 @@ __device__ __forceinline__ void finish_keys(const ChannelGradient& t, const Chun
     base = {fmaf(unit, x.x, base.x), fmaf(unit, x.y, base.y)};
   }
   if constexpr (!beta || split) {
-    const float2 all = {place.before.x + l[kRows - 1].x + place.behind.x, place.before.y + l[kRows - 1].y + place.behind.y};
+    const float2 own = {l[kRows - 1].x - middle.x, l[kRows - 1].y - middle.y};
+    const float2 all = {place.before.x + own.x + place.behind.x, place.before.y + own.y + place.behind.y};
     base = {base.x * ptx::exp2_fast(all.x), base.y * ptx::exp2_fast(all.y)};
   }
 #pragma unroll
@@ -222,8 +240,9 @@ __device__ __forceinline__ void finish_keys(const ChannelGradient& t, const Chun
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     if (first + i >= c.rows) break;
-    const float2 gate = {l[i].x - (i > 0 ? l[i - 1].x : 0), l[i].y - (i > 0 ? l[i - 1].y : 0)};
-    store_pair(to_dg, i, gate.x < -126 ? 0 : base.x + lower[i].x, gate.y < -126 ? 0 : base.y + lower[i].y);
+    const float2 gate = {l[i].x - (i > 0 ? l[i - 1].x : middle.x), l[i].y - (i > 0 ? l[i - 1].y : middle.y)};
+    store_pair(to_dg.at + i * to_dg.step, t.dg, t.pairs, gate.x < -126 ? 0 : base.x + lower[i].x,
+               gate.y < -126 ? 0 : base.y + lower[i].y);
   }
 }
 
@@ -282,14 +301,16 @@ __device__ void panel_gradients(const ChannelGradient& t, const Chunk& c, int pa
     ptx::barrier_wait(&full[2], turn);
     return;
   }
+  float2 middle = {};
   if constexpr (!split) {
     const Place place = place_of(s.totals, warp, channel);
+    middle = place.middle;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const uint32_t at = ptx::tile_byte(C, first + i, channel);
       const float2 k = ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(s.k + at));
       const float2 q = ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(s.q + at));
-      const float2 x = {l[i].x + place.middle.x, l[i].y + place.middle.y};
+      const float2 x = l[i] = {l[i].x + middle.x, l[i].y + middle.y};
       const float2 up = {ptx::exp2_fast(x.x), ptx::exp2_fast(x.y)}, down = {ptx::exp2_fast(-x.x), ptx::exp2_fast(-x.y)};
       const bool in = first + i < c.rows;
       *reinterpret_cast<uint32_t*>(s.q + at) = in ? ptx::pack<true>(q.x * (e.scale * up.x), q.y * (e.scale * up.y)) : 0;
@@ -307,17 +328,19 @@ __device__ void panel_gradients(const ChannelGradient& t, const Chunk& c, int pa
   const uint32_t q = ptx::shared_address(s.q), k = ptx::shared_address(s.k), read = ptx::shared_address(s.read);
   const uint32_t dp = ptx::shared_address(s.dout), dl = dp + kPanel, writes = ptx::shared_address(s.writes);
   const uint32_t left = group == 0 ? dp : ptx::shared_address(s.adjoints), state = ptx::shared_address(s.state);
+  const auto rows_of = [](uint64_t tile, int kk) { return ptx::step_k_major(tile, C, kk); };  // 16 columns of its rows
+  const auto panels_of = [](uint64_t tile, int kk) { return ptx::step_descriptor(tile, kk / 4 * kPanel + kk % 4 * 2048); };
+  const uint64_t left_rows = ptx::descriptor_k_major(left, C, 0), writes_rows = ptx::descriptor_k_major(writes, C, 0);
   if (group == 0 || beta) {
     ptx::wgmma_fence();
 #pragma unroll
     for (int kk = 0; kk < V / 16; ++kk) {
-      ptx::wgmma_shared<true, false, false>(pairs, ptx::descriptor_k_major(left, C, kk), ptx::descriptor_k_major(writes, C, kk),
-                                            kk > 0);
+      ptx::wgmma_shared<true, false, false>(pairs, rows_of(left_rows, kk), rows_of(writes_rows, kk), kk > 0);
     }
+    const uint64_t state_panels = ptx::descriptor_mn_major(state, 64, 0);
 #pragma unroll
     for (int kk = 0; kk < V / 16; ++kk) {
-      ptx::wgmma_shared<true, false, true>(a, ptx::descriptor_k_major(left, C, kk),
-                                           ptx::descriptor_mn_major(state + kk / 4 * kPanel, 64, kk % 4), kk > 0);
+      ptx::wgmma_shared<true, false, true>(a, rows_of(left_rows, kk), panels_of(state_panels, kk), kk > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
@@ -325,23 +348,22 @@ __device__ void panel_gradients(const ChannelGradient& t, const Chunk& c, int pa
     ptx::hold(a);
   }
   if (group == 0) {
-    const uint32_t dstate = ptx::shared_address(s.dstate);
+    const uint64_t dstate = ptx::descriptor_mn_major(ptx::shared_address(s.dstate), 64, 0);
     ptx::wgmma_fence();
 #pragma unroll
     for (int kk = 0; kk < V / 16; ++kk) {
-      ptx::wgmma_shared<true, false, true>(b, ptx::descriptor_k_major(writes, C, kk),
-                                           ptx::descriptor_mn_major(dstate + kk / 4 * kPanel, 64, kk % 4), kk > 0);
+      ptx::wgmma_shared<true, false, true>(b, rows_of(writes_rows, kk), panels_of(dstate, kk), kk > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(b);
   } else {  // rowsum(S R): a thread has two channels, and a quarter of the values
     const int part = warp % 4;
+    const uint32_t place = part * (V / 4) / 64 * kPanel + part * (V / 4) % 64 * ptx::kRowBytes;
     float2 sum = {0, 0};
-#pragma unroll 8
+#pragma unroll
     for (int i = 0; i < V / 4; ++i) {
-      const int value = part * (V / 4) + i;
-      const uint32_t at = value / 64 * kPanel + ptx::tile_byte(64, value % 64, channel);
+      const uint32_t at = place + ptx::tile_byte(64, i, channel);
       const float2 x = ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(s.state + at));
       const float2 y = ptx::unpack<true>(*reinterpret_cast<const uint32_t*>(s.dstate + at));
       sum = {fmaf(x.x, y.x, sum.x), fmaf(x.y, y.y, sum.y)};
@@ -372,28 +394,29 @@ __device__ void panel_gradients(const ChannelGradient& t, const Chunk& c, int pa
       for (int j = 0; j < 32; ++j) a[j] = -a[j];
     }
     if (group == 0 || beta) {
+      const uint64_t own = ptx::descriptor_k_major(group == 0 ? dp : dl, C, 0), keys = ptx::descriptor_mn_major(k, C, 0);
       ptx::hold(a);
       ptx::wgmma_fence();
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk) {
-        ptx::wgmma_shared<true, false, true>(a, ptx::descriptor_k_major(group == 0 ? dp : dl, C, kk),
-                                             ptx::descriptor_mn_major(k, C, kk), true);
+        ptx::wgmma_shared<true, false, true>(a, rows_of(own, kk), panels_of(keys, kk), true);
       }
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::hold(a);
     }
     if (group == 1) {
+      const uint64_t pairs_q = ptx::descriptor_mn_major(dp, C, 0), pairs_k = ptx::descriptor_mn_major(dl, C, 0);
+      const uint64_t queries = ptx::descriptor_mn_major(q, C, 0), reads = ptx::descriptor_mn_major(read, C, 0);
       ptx::wgmma_fence();
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk) {
-        ptx::wgmma_shared<true, true, true>(b, ptx::descriptor_mn_major(dp, C, kk), ptx::descriptor_mn_major(q, C, kk), kk > 0);
+        ptx::wgmma_shared<true, true, true>(b, panels_of(pairs_q, kk), panels_of(queries, kk), kk > 0);
       }
       if constexpr (beta) {
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {
-          ptx::wgmma_shared<true, true, true>(b, ptx::descriptor_mn_major(dl, C, kk), ptx::descriptor_mn_major(read, C, kk),
-                                              true);
+          ptx::wgmma_shared<true, true, true>(b, panels_of(pairs_k, kk), panels_of(reads, kk), true);
         }
       }
       ptx::wgmma_commit();
@@ -412,7 +435,7 @@ __device__ void panel_gradients(const ChannelGradient& t, const Chunk& c, int pa
     store_sums<64>(a, s.writes, thread % 128);
   }
   __syncthreads();
-  finish_keys<beta, split>(t, c, panel, s, l);
+  finish_keys<beta, split>(t, c, panel, s, l, middle);
 }
 
 // Without beta: dv.
@@ -534,7 +557,7 @@ __device__ void value_gradients(const ChannelGradient& t, const Chunk& c, Values
             ptx::pack<true>(e.scale * z[j], e.scale * z[j + 1]);
       } else if (row < c.rows && t.dv.data != nullptr) {
         const int64_t token = c.w.begin + static_cast<int64_t>(c.number) * C + row;
-        store_pair(pair_rows(t.dv, c.w.b, token, c.h, 64 * group + column), 0, e.scale * z[j], e.scale * z[j + 1]);
+        store_pair(pair_rows(t.dv, c.w.b, token, c.h, 64 * group + column).at, t.dv, false, e.scale * z[j], e.scale * z[j + 1]);
       }
     }
   }

@@ -170,6 +170,11 @@ void run_chunk_gradients(const Launch& launch, const Engine& base, const Rows& d
   t.dv = result_rows(base, results.dv, rows.dv, base.V);
   t.dv_pieces = is_aligned(t.dv, Dtype::bf16);
   t.dg = rows_of(results.dg, base.H);
+  const auto in_pairs = [](const Rows& x) {
+    return (reinterpret_cast<uintptr_t>(x.data) % (2 * dtype_size(x.dtype)) | (x.stride_b | x.stride_t | x.stride_h) % 2) == 0;
+  };
+  t.pairs = true;
+  for (const Rows* x : {&t.dq, &t.dk, &t.dg}) t.pairs = t.pairs && (x->data == nullptr || in_pairs(*x));
   bool encoded = encode_rows(&t.v, base, base.v, base.V) && encode_rows(&t.d, base, dout, base.V);
   for (int i = 0; i < base.K / 64; ++i) {
     Engine panel = base;

@@ -9,12 +9,14 @@
 // and the walk over the chunks is  S' = S exp(G_m),  N = T (V - K" S'),  O = scale (Q' S' + P N),  S = (S' + K'^T N) exp(G_C -
 // G_m). A chunk whose gates range too far is walked token by token.
 //
-// Gradients: Q' has the scale in it, P is bf16, and T^T is there too. The walk keeps S' and N, a reverse walk
+// Gradients: Q' has the scale in it, T^T is there too, and P T in bf16 in place of P. The walk keeps S' and N, a reverse walk
 //
-//   R' = R exp(G_C - G_m),  dN = K' R' + P^T dO,  dY = T^T dN,  R = (R' + Q'^T dO - K"^T dY) exp(G_m)
+//   R' = R exp(G_C - G_m),  dY = T^T K' R' + (P T)^T dO,  R = (R' + Q'^T dO - K"^T dY) exp(G_m)
 //
-// keeps R' and dY (dV); the rest is found for all chunks at once (recurrence_channel_gradients_cuda.cu). A beta of 0 counts as
-// kKdaLeastBeta there: what is divided by it again must not be lost.
+// keeps R' and dY (dV); where tokens repeat, T^T takes differences, in which a rounded P would be four times as loud as P T,
+// and V - K" S' is small: there K" has what rounding took from it in a tile of its own. The rest is found for all chunks at
+// once (recurrence_channel_gradients_cuda.cu). A beta of 0 counts as kKdaLeastBeta there: what is divided by it again must not
+// be lost.
 #pragma once
 
 #include "mechanisms/recurrence/recurrence_channel.h"
@@ -22,7 +24,8 @@
 namespace linnet::cuda {
 
 inline constexpr int64_t kKdaSegment = 4096;  // tokens of a segment: a map S -> A S + B with a dense A
-// What the last chunks of a segment leave of a state is found first: where it is nothing, A is 0, and B comes from them alone.
+// What the last chunks of a segment leave of a state is found first: where it is nothing, A is 0, and B comes from them alone;
+// so do gradients from the first ones.
 inline constexpr int kKdaProbe = 8;
 inline constexpr float kKdaForgotten = 0x1p-40f;
 
@@ -31,8 +34,9 @@ constexpr int kda_operands(int D) { return 3 * D * 128; }
 constexpr int kda_images(int D) { return kda_operands(D) + 2 * 16384; }
 constexpr int kda_record(int D) { return 2 * D + 4; }  // floats
 
-// The same for gradients: Q', K", K'; T, T^T; P in bf16.
-constexpr int kda_back_images(int D) { return kda_operands(D) + 2 * 16384 + 8192; }
+// The same for gradients: Q', K", K'; T, T^T; P T in bf16; the rest of K".
+constexpr int kda_low(int D) { return kda_operands(D) + 2 * 16384 + 8192; }
+constexpr int kda_back_images(int D) { return kda_low(D) + D * 128; }
 inline constexpr float kKdaLeastBeta = 0x1p-40f;
 
 enum class KdaPhase : int32_t { whole, probe, summary, joined };
@@ -47,7 +51,7 @@ struct Kda {
   char* images = nullptr;    // [chunks, H, image]
   float* records = nullptr;  // [chunks, H, kda_record]
   float* maps = nullptr;     // [segments, N, H, 2, D, D]: B and A of each segment but the last; then S behind it in place of B
-  int32_t* forgets = nullptr;  // [segments, N, H]: A is zero, and not there
+  int32_t* forgets = nullptr;  // [segments, 2, N, H]: that A is zero, and not there; that the first chunks forget
   // Gradients: images of tiles [chunks, H].
   TensorMap dout;
   char *states = nullptr, *dstates = nullptr;      // [D / 64][64 values, D]: S'^T, R'^T

@@ -1,12 +1,9 @@
 // The walk of the delta rule with a decay per channel over prepared chunks (recurrence_kda.h): one block per (sequence, head)
 // or segment, a warpgroup for each 64 value channels with S^T in f32 accumulators, and a thread that fetches two chunks ahead.
-#include "mechanisms/recurrence/recurrence_channel.cuh"
-#include "mechanisms/recurrence/recurrence_kda.h"
+#include "mechanisms/recurrence/recurrence_kda.cuh"
 
 namespace linnet::cuda {
 namespace {
-
-constexpr int kFetched = 2;  // chunks in shared memory
 
 template <int D>
 struct KdaStage {
@@ -19,22 +16,6 @@ struct KdaWalkShared {
   KdaStage<D> stage[kFetched];
   uint64_t full[kFetched], empty[kFetched];
 };
-
-// The chunks of a segment.
-__device__ Walk kda_segment(const Engine& e, int64_t n, int segment, KdaPhase phase) {
-  Walk w = walk_of(e, n, 0, false);
-  if (phase == KdaPhase::whole) return w;
-  const int chunks = w.count, part = static_cast<int>(kKdaSegment / C);
-  const int segments = w.length <= kLongest ? 1 : (chunks + part - 1) / part;
-  if (segments > 1) {
-    w.first = segment * part;
-    w.count = min(chunks, w.first + part) - w.first;
-  }
-  if (segment >= segments) w.count = 0;
-  w.starts = segment == 0;
-  w.ends = segment == segments - 1;
-  return w;
-}
 
 // The tokens of a chunk one by one, the state in accumulators: every factor at most 1. Results, or what is written where that
 // is kept, in place of the values.
@@ -116,19 +97,15 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
   int thread = threadIdx.x % 128;
   constexpr int kState = D / 2;
   float S[kState];
-  const auto channel_of = [&](int j) { return j / 4 * 8 + thread % 4 * 2 + (j & 1); };
-  const auto value_of = [&](int j) { return group * 64 + thread / 32 * 16 + thread % 32 / 4 + (j & 2) * 4; };
-  const auto element = [&](const States& states, int j) -> float& {
-    return states.data[n * states.stride_n + h * states.stride_h + channel_of(j) * states.stride_row +
-                       value_of(j) * states.stride_column];
-  };
+  const auto element = [&](const States& states, int j) -> float& { return state_element(states, n, h, j, group, thread); };
   const auto mapped = [&](int number, int which, int j) -> float& {  // [D channels, D values]
-    return t.maps[((((number * e.N + n) * e.H + h) * 2 + which) * D + channel_of(j)) * D + value_of(j)];
+    const int64_t row = (((number * e.N + n) * e.H + h) * 2 + which) * D + state_channel(j, thread);
+    return t.maps[row * D + state_value(j, group, thread)];
   };
 #pragma unroll
   for (int j = 0; j < kState; ++j) {
     if (map) {
-      S[j] = channel_of(j) == value_of(j) ? 1 : 0;
+      S[j] = state_channel(j, thread) == state_value(j, group, thread) ? 1 : 0;
     } else if (t.phase == KdaPhase::joined && segment > 0) {
       S[j] = mapped(segment - 1, 0, j);
     } else {
@@ -136,16 +113,6 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
     }
   }
   const bool keeps = !reads && t.states != nullptr && t.phase != KdaPhase::summary && t.phase != KdaPhase::probe;
-  const auto scale_state = [&](const float* factors) {
-#pragma unroll
-    for (int j = 0; j < kState; j += 4) {
-      const float2 f = *reinterpret_cast<const float2*>(factors + j / 4 * 8 + thread % 4 * 2);
-      S[j] *= f.x;
-      S[j + 1] *= f.y;
-      S[j + 2] *= f.x;
-      S[j + 3] *= f.y;
-    }
-  };
   for (int i = 0; i < w.count; ++i) {
     KdaStage<D>& stage = s.stage[i % kFetched];
     const int chunk = w.first + i, rows = chunk_rows(w, chunk);
@@ -155,13 +122,14 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
     ptx::barrier_wait(&s.full[i % kFetched], (i / kFetched) & 1);
     const bool steps = stage.record[2 * D] != 0;
     const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + chunk) * e.H + h;
-    if (!steps) scale_state(stage.record);
+    if (!steps) scale_channels(S, stage.record, thread);
     if (keeps) {
-      keep_state(S, group == 0 ? stage.q : stage.p, t.states + (number * (D / 64) + group) * (D * 128), i > 0, group, thread);
+      keep_state(S, group == 0 ? s.stage[0].q : s.stage[0].p, t.states + (number * (D / 64) + group) * (D * 128), i > 0, group,
+                 thread);
     }
     const auto keep_written = [&] {
       ptx::fence_async_shared();
-      group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
+      sync_values(group);
       if (thread == 0) ptx::store_bytes(t.residuals + number * (D * 128) + group * kPanel, values, kPanel);
     };
     if (steps) {
@@ -188,7 +156,16 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
         for (int kk = 0; kk < D / 16; ++kk) {
           ptx::wgmma<true, false>(U, A + 4 * kk, ptx::descriptor_k_major(read, C, kk), kk > 0);
         }
-        if constexpr (reads) {
+        if constexpr (!reads) {
+          if (t.back) {
+            ptx::wgmma_fence();
+            const uint32_t low = ptx::shared_address(i % kFetched == 0 ? s.stage[1].q : s.stage[1].p);
+#pragma unroll
+            for (int kk = 0; kk < D / 16; ++kk) {
+              ptx::wgmma<true, false>(U, A + 4 * kk, ptx::descriptor_k_major(low, C, kk), true);
+            }
+          }
+        } else {
 #pragma unroll
           for (int kk = 0; kk < D / 16; ++kk) {
             ptx::wgmma<true, false>(O, A + 4 * kk, ptx::descriptor_k_major(q, C, kk), kk > 0);
@@ -249,7 +226,7 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::hold(S);
-      scale_state(stage.record + D);
+      scale_channels(S, stage.record + D, thread);
       if constexpr (reads) {
         ptx::hold(O);
         stage_results(O, 0, e.scale, values, group, thread);
@@ -260,13 +237,13 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
     ptx::barrier_arrive(&s.empty[i % kFetched]);
   }
   if (keeps && thread == 0) ptx::wait_stores();
-  if (!reads && t.phase == KdaPhase::probe) {
+  if (!reads && t.phase == KdaPhase::probe && map) {
     bool left = false;
 #pragma unroll
     for (int j = 0; j < kState; ++j) left = left || !(fabsf(S[j]) < kKdaForgotten);
     left = ptx::group_any<5, D / 64 * 128>(left);
-    if (threadIdx.x == 0) t.forgets[(segment * e.N + n) * e.H + h] = left ? 0 : 1;
-  } else if (t.phase == KdaPhase::summary) {
+    if (threadIdx.x == 0) forgets(t, n, h, segment, blockIdx.z == 2) = left ? 0 : 1;
+  } else if (t.phase == KdaPhase::summary || t.phase == KdaPhase::probe) {
 #pragma unroll
     for (int j = 0; j < kState; ++j) mapped(segment, map ? 1 : 0, j) = S[j];
   } else if (e.final.data != nullptr && w.ends) {
@@ -285,9 +262,13 @@ __device__ void fetch_kda(const Kda& t, const Walk& w, int64_t n, int h, KdaWalk
     const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + w.first + i) * e.H + h;
     // Without reads K", K' and T alone.
     constexpr uint32_t kFrom = reads ? 0 : D * 128, kBytes = reads ? kda_images(D) : 2 * D * 128 + 16384;
-    ptx::barrier_arrive_expect(full, kBytes + D * 128 + kda_record(D) * 4);
+    const bool low = !reads && t.back;
+    ptx::barrier_arrive_expect(full, kBytes + (low ? 2 : 1) * D * 128 + kda_record(D) * 4);
     ptx::load_bytes(stage.record, t.records + number * kda_record(D), kda_record(D) * 4, full);
     ptx::load_bytes(stage.q + kFrom, t.images + number * t.image + kFrom, kBytes, full);
+    if (low) {
+      ptx::load_bytes(i % kFetched == 0 ? s.stage[1].q : s.stage[1].p, t.images + number * t.image + kda_low(D), D * 128, full);
+    }
     ptx::load_box(stage.v, &t.v, full, 0, static_cast<int>(w.begin) + (w.first + i) * C, 0, h / e.v.group,
                   static_cast<int>(w.b));
   }
@@ -300,35 +281,25 @@ __device__ void kda_kernel(const Kda& t) {
   auto& s = ptx::shared_as<KdaWalkShared<D>>(memory);
   const int h = blockIdx.x % t.e.H, segment = blockIdx.y;
   const int64_t n = blockIdx.x / t.e.H;
-  const bool probe = t.phase == KdaPhase::probe, map = !reads && (probe || blockIdx.z == 1);
+  // Probes and summaries: 0: what a segment (or its last chunks) leaves of nothing; of a state: 1: the same, 2: its first
+  // chunks.
+  const int what = blockIdx.z;
+  const bool probe = t.phase == KdaPhase::probe, map = !reads && what > 0;
   Walk w = kda_segment(t.e, n, segment, t.phase);
   if (w.count == 0 && segment > 0) return;
-  // Nobody starts behind the last segment; the first starts from the initial state.
-  if ((probe || t.phase == KdaPhase::summary) && (w.ends || (map && segment == 0))) return;
-  if (!reads && segment > 0 && t.phase != KdaPhase::joined) {
-    const bool forgets = !probe && t.forgets[(segment * t.e.N + n) * t.e.H + h] != 0;
-    if (forgets && map) return;
-    if (probe || forgets) {
+  if (!reads && (probe || t.phase == KdaPhase::summary)) {
+    if (what == 2 ? segment == 0 : w.ends) return;  // nobody ends before the first segment, or starts behind the last
+    if (probe) {
       const int skipped = max(w.count - kKdaProbe, 0);
-      w.first += skipped;
+      w.starts = w.starts && skipped == 0;
       w.count -= skipped;
+      if (what < 2) w.first += skipped;
+    } else if (forgets(t, n, h, segment, false) != 0 || (map && segment == 0)) {
+      return;
     }
   }
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kFetched; ++i) {
-      ptx::barrier_init(&s.full[i], 1);
-      ptx::barrier_init(&s.empty[i], D / 64 * 128);
-    }
-    ptx::barrier_init_fence();
-  }
-  __syncthreads();
-  if (threadIdx.x < D / 64 * 128) {
-    if constexpr (D == 128) ptx::more_registers<240>();
-    walk_kda<D, reads>(t, w, n, h, segment, map, s);
-  } else {
-    if constexpr (D == 128) ptx::fewer_registers<24>();
-    if (threadIdx.x % 128 == 0) fetch_kda<D, reads>(t, w, n, h, s);
-  }
+  share_roles<D>(
+      s, [&] { walk_kda<D, reads>(t, w, n, h, segment, map, s); }, [&] { fetch_kda<D, reads>(t, w, n, h, s); });
 }
 
 }  // namespace
@@ -346,43 +317,50 @@ extern "C" __global__ void __launch_bounds__(kda_walk_threads(128), 1) kda_summa
   kda_kernel<128, false>(t);
 }
 
-// The states between segments: S = A S + B, in place of B. A block has 8 values of one head, a thread one channel of 4 of them.
-extern "C" __global__ void __launch_bounds__(256) kda_fold(const __grid_constant__ Kda t, int segments) {
+// The states between segments, S = A S + B in place of B, or, from the last down, their gradients, R = A^T R + what the segment
+// adds, in place of that. A block has 8 values of one head, a thread one channel of 4 of them.
+__device__ void fold_segments(const Kda& t, int segments, bool back) {
   const Engine& e = t.e;
   const int D = e.K, h = blockIdx.x % e.H, channel = threadIdx.x % D, parts = 256 / D, count = 8 / parts;
-  const int first = blockIdx.y * 8 + threadIdx.x / D * count;
+  const int value = blockIdx.y * 8 + threadIdx.x / D * count;
   const int64_t n = blockIdx.x / e.H;
   const Walk w = walk_of(e, n, 0, false);
   if (w.length <= kLongest) return;
-  const int used = min(segments, static_cast<int>((w.length + kKdaSegment - 1) / kKdaSegment) - 1);
+  const int used = min(segments, static_cast<int>((w.length + kKdaSegment - 1) / kKdaSegment) - (back ? 0 : 1));
   __shared__ float state[128][8];
-  const auto at = [&](int i, int which) { return t.maps + (((i * e.N + n) * e.H + h) * 2 + which) * D * D; };
-  for (int v = 0; v < count; ++v) {
-    state[channel][first % 8 + v] = at(0, 0)[channel * D + first + v];
-  }
+  const auto map = [&](int i, int which) { return t.maps + (((i * e.N + n) * e.H + h) * 2 + which) * D * D; };
+  const auto at = [&](int i) { return (back ? t.dmaps + ((i * e.N + n) * e.H + h) * D * D : map(i, 0)) + channel * D + value; };
+  const int step = back ? -1 : 1, first = back ? used - 1 : 0, last = back ? 0 : used;
+  for (int v = 0; v < count; ++v) state[channel][value % 8 + v] = at(first)[v];
   __syncthreads();
-  for (int i = 1; i < used; ++i) {
-    const float* row = at(i, 1) + channel * D;
-    const bool forgets = t.forgets[(i * e.N + n) * e.H + h] != 0;
+  for (int i = first + step; i != last; i += step) {
+    const float* a = map(i, 1) + channel * (back ? 1 : D);
+    const bool nothing = forgets(t, n, h, i, false) != 0;
     float sum[4] = {};
 #pragma unroll 4
-    for (int c = 0; c < D && !forgets; ++c) {
-      const float a = row[c];
+    for (int c = 0; c < D && !nothing; ++c) {
+      const float x = a[c * (back ? D : 1)];
 #pragma unroll
       for (int v = 0; v < 4; ++v) {
-        if (v < count) sum[v] = fmaf(a, state[c][first % 8 + v], sum[v]);
+        if (v < count) sum[v] = fmaf(x, state[c][value % 8 + v], sum[v]);
       }
     }
     __syncthreads();
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
       if (v >= count) continue;
-      float& b = at(i, 0)[channel * D + first + v];
+      float& b = at(i)[v];
       b += sum[v];
-      state[channel][first % 8 + v] = b;
+      state[channel][value % 8 + v] = b;
     }
     __syncthreads();
   }
+}
+extern "C" __global__ void __launch_bounds__(256) kda_fold(const __grid_constant__ Kda t, int segments) {
+  fold_segments(t, segments, false);
+}
+extern "C" __global__ void __launch_bounds__(256) kda_fold_back(const __grid_constant__ Kda t, int segments) {
+  fold_segments(t, segments, true);
 }
 
 }  // namespace linnet::cuda

@@ -18,7 +18,7 @@ KdaScratch cut_images(Arena& arena, const Engine& e, int image) {
   scratch.images = arena.take<char>(chunks * image);
   scratch.records = arena.take<float>(chunks * kda_record(e.K));
   scratch.maps = arena.take<float>((segments_of_kda(e) - 1) * e.N * e.H * 2 * e.K * e.K);
-  scratch.forgets = arena.take<int32_t>((segments_of_kda(e) - 1) * e.N * e.H);
+  scratch.forgets = arena.take<int32_t>(segments_of_kda(e) > 1 ? segments_of_kda(e) * 2 * e.N * e.H : 0);
   return scratch;
 }
 
@@ -52,7 +52,7 @@ void prepare(const Launch& launch, Kda& t) {
   const int64_t segments = segments_of_kda(e);
   if (segments == 1) return;
   t.phase = KdaPhase::probe;
-  enqueue(launch, summary_kernel(e), {e.N * e.H, segments - 1}, t);
+  enqueue(launch, summary_kernel(e), {e.N * e.H, t.back ? segments : segments - 1, t.back ? 3 : 2}, t);
   t.phase = KdaPhase::summary;
   enqueue(launch, summary_kernel(e), {e.N * e.H, segments - 1, 2}, t);
   const int count = static_cast<int>(segments - 1);
@@ -123,7 +123,7 @@ void run_kda_gradients(const Launch& launch, const KdaGradients& g, const KdaBac
     t.phase = KdaPhase::summary;
     enqueue(launch, reverse, {heads, segments - 1}, t);
     const int count = static_cast<int>(segments);
-    enqueue(launch, {kReverse, "kda_fold_back", 256}, {heads, base.V / 8}, t, count);
+    enqueue(launch, {kImage, "kda_fold_back", 256}, {heads, base.V / 8}, t, count);
     t.phase = KdaPhase::joined;
   }
   enqueue(launch, reverse, {heads, segments}, t);

@@ -11,8 +11,8 @@ template <int D>
 struct KdaShared {
   alignas(1024) char q[D * 128];
   char read[D * 128], k[D * 128];  // behind each other, as in the image
-  char g[2][16384];                // the gates, then T and P (T^T)
-  char p[8192];                    // P in bf16, behind them
+  char g[2][16384];                // the gates, then T and P; for gradients what rounding took from K", then T and T^T,
+  char p[8192];                    // and P T behind them
   float x[C][kLine];
   float totals[4][D];
   float beta[C];
@@ -80,7 +80,13 @@ __device__ void prepare_kda(const Kda& t) {
       const float2 down = {ptx::exp2_fast(-l[i].x - a.x), ptx::exp2_fast(-l[i].y - a.y)};
       const bool in = first + i < rows;
       *reinterpret_cast<uint32_t*>(s.q + at) = in ? ptx::pack<true>(q.x * read.x, q.y * read.y) : 0;
-      *reinterpret_cast<uint32_t*>(s.read + at) = in ? ptx::pack<true>(k.x * up.x, k.y * up.y) : 0;
+      const float2 exact = {k.x * up.x, k.y * up.y};
+      const uint32_t rounded = ptx::pack<true>(exact.x, exact.y);
+      *reinterpret_cast<uint32_t*>(s.read + at) = in ? rounded : 0;
+      if constexpr (back) {
+        const float2 x = ptx::unpack<true>(rounded);
+        *reinterpret_cast<uint32_t*>(s.g[0] + at) = in ? ptx::pack<true>(exact.x - x.x, exact.y - x.y) : 0;
+      }
       *reinterpret_cast<uint32_t*>(s.k + at) = in ? ptx::pack<true>(k.x * down.x, k.y * down.y) : 0;
     }
     if (warp == 0) {
@@ -93,7 +99,10 @@ __device__ void prepare_kda(const Kda& t) {
   ptx::fence_async_shared();
   __syncthreads();
   char* image = t.images + number * (back ? kda_back_images(D) : kda_images(D));
-  if (thread == 0) ptx::store_bytes(image, s.q, kda_operands(D));
+  if (thread == 0) {
+    if constexpr (back) ptx::store_bytes(image + kda_low(D), s.g, D * 128);
+    ptx::store_bytes(image, s.q, kda_operands(D));
+  }
   const uint32_t q = ptx::shared_address(s.q), read = ptx::shared_address(s.read), k = ptx::shared_address(s.k);
   const int row = warp * 16 + lane / 4;
   const auto product = [&](float(&p)[32], uint32_t a) {
@@ -106,21 +115,19 @@ __device__ void prepare_kda(const Kda& t) {
     ptx::wgmma_wait<0>();
     ptx::hold(p);
   };
-  if (group == D / 64 - 1) {  // P
-    float p[32];
-    product(p, q);
-    if constexpr (back) {
+  const bool scores = group == D / 64 - 1;
+  float P[32];
+  if (scores) {
+    product(P, q);
 #pragma unroll
-      for (int j = 0; j < 32; j += 2) {
-        const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
-        *reinterpret_cast<uint32_t*>(s.p + ptx::tile_byte(C, r, c)) =
-            ptx::pack<true>(c <= r ? p[j] : 0, c + 1 <= r ? p[j + 1] : 0);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < 32 && !back; ++j) {
+    for (int j = 0; j < 32; ++j) {
       const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2 + (j & 1);
-      *reinterpret_cast<uint32_t*>(s.g[1] + ptx::tile_byte_paired_f32(C, r, c)) = ptx::round_tf32(c <= r ? p[j] : 0);
+      const uint32_t x = ptx::round_tf32(c <= r ? P[j] : 0);
+      if constexpr (back) {
+        P[j] = __uint_as_float(x);
+      } else {
+        *reinterpret_cast<uint32_t*>(s.g[1] + ptx::tile_byte_paired_f32(C, r, c)) = x;
+      }
     }
   }
   if (group == 0) {
@@ -135,6 +142,10 @@ __device__ void prepare_kda(const Kda& t) {
     }
     ptx::group_sync<2, 128>();
     invert(s.x, thread);
+    if constexpr (back) {  // the gates' place is sent
+      if (thread == 0) ptx::wait_stores_read();
+      ptx::group_sync<2, 128>();
+    }
     const int r = thread % 64;
 #pragma unroll
     for (int c = thread / 64 * 32; c < thread / 64 * 32 + 32; c += 8) {
@@ -157,6 +168,28 @@ __device__ void prepare_kda(const Kda& t) {
   }
   ptx::fence_async_shared();
   __syncthreads();
+  if constexpr (back) {
+    if (scores) {  // P T
+      const uint32_t transposed = ptx::shared_address(s.g[1]);
+      float z[32];
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        ptx::wgmma_tf32(z, __float_as_uint(P[4 * j]), __float_as_uint(P[4 * j + 2]), __float_as_uint(P[4 * j + 1]),
+                        __float_as_uint(P[4 * j + 3]), ptx::descriptor_k_major(transposed, C, j), j > 0);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::hold(z);
+#pragma unroll
+      for (int j = 0; j < 32; j += 2) {
+        const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
+        *reinterpret_cast<uint32_t*>(s.p + ptx::tile_byte(C, r, c)) = ptx::pack<true>(z[j], z[j + 1]);
+      }
+    }
+    ptx::fence_async_shared();
+    __syncthreads();
+  }
   if (thread == 0) {
     ptx::store_bytes(image + kda_operands(D), s.g, back ? 2 * 16384 + 8192 : 2 * 16384);
     ptx::wait_stores();

@@ -1,20 +1,17 @@
 // The gradient of the state of the delta rule with a decay per channel, from the last chunk to the first (recurrence_kda.h):
 // the walk of recurrence_kda_cuda.cu backwards in time, with R^T in f32 accumulators.
 //
-// Segments of long sequences: a first walk finds what each leaves of a zero gradient; with A^T they are folded from the last
-// one down.
-#include "mechanisms/recurrence/recurrence_channel.cuh"
-#include "mechanisms/recurrence/recurrence_kda.h"
+// Segments of long sequences: a first walk finds what each leaves of a zero gradient (where its first chunks forget, they
+// alone); with A^T they are folded from the last one down.
+#include "mechanisms/recurrence/recurrence_kda.cuh"
 
 namespace linnet::cuda {
 namespace {
 
-constexpr int kFetched = 2;  // chunks in shared memory
-
 template <int D>
 struct KdaBackStage {
   alignas(1024) char q[D * 128];
-  char read[D * 128], k[D * 128], t[16384], p[8192], dout[D * 128];  // t: T^T; at last dY in place of dO
+  char read[D * 128], k[D * 128], t[16384], p[8192], dout[D * 128];  // t: T^T, p: P T; at last dY in place of dO
   float record[kda_record(D)];
 };
 template <int D>
@@ -23,21 +20,6 @@ struct KdaReverseShared {
   alignas(1024) char state[D / 64][D * 128];  // on its way to memory
   uint64_t full[kFetched], empty[kFetched];
 };
-
-__device__ Walk kda_reverse_segment(const Engine& e, int64_t n, int segment, KdaPhase phase) {
-  Walk w = walk_of(e, n, 0, false);
-  const int chunks = w.count, part = static_cast<int>(kKdaSegment / C);
-  const int segments = phase == KdaPhase::whole || w.length <= kLongest ? 1 : (chunks + part - 1) / part;
-  if (segments > 1) {
-    w.first = segment * part;
-    w.count = min(chunks, w.first + part) - w.first;
-  }
-  if (segment >= segments) w.count = 0;
-  w.first += w.count - 1;
-  w.starts = segment == 0;
-  w.ends = segment == segments - 1;
-  return w;
-}
 
 // The tokens of a chunk one by one, from the last; dY in place of dO.
 template <int D>
@@ -100,14 +82,10 @@ __device__ void walk_back(const Kda& t, const Walk& w, int64_t n, int h, int seg
   constexpr int kState = D / 2;
   float R[kState];
   const bool summary = t.phase == KdaPhase::summary;
-  const auto channel_of = [&](int j) { return j / 4 * 8 + thread % 4 * 2 + (j & 1); };
-  const auto value_of = [&](int j) { return group * 64 + thread / 32 * 16 + thread % 32 / 4 + (j & 2) * 4; };
-  const auto element = [&](const States& states, int j) -> float& {
-    return states.data[n * states.stride_n + h * states.stride_h + channel_of(j) * states.stride_row +
-                       value_of(j) * states.stride_column];
-  };
+  const auto element = [&](const States& states, int j) -> float& { return state_element(states, n, h, j, group, thread); };
   const auto mapped = [&](int number, int j) -> float& {  // [D channels, D values]
-    return t.dmaps[(((number * e.N + n) * e.H + h) * D + channel_of(j)) * D + value_of(j)];
+    const int64_t row = ((number * e.N + n) * e.H + h) * D + state_channel(j, thread);
+    return t.dmaps[row * D + state_value(j, group, thread)];
   };
 #pragma unroll
   for (int j = 0; j < kState; ++j) {
@@ -117,16 +95,6 @@ __device__ void walk_back(const Kda& t, const Walk& w, int64_t n, int h, int seg
       R[j] = summary ? 0 : mapped(segment + 1, j);
     }
   }
-  const auto scale_state = [&](const float* factors) {
-#pragma unroll
-    for (int j = 0; j < kState; j += 4) {
-      const float2 f = *reinterpret_cast<const float2*>(factors + j / 4 * 8 + thread % 4 * 2);
-      R[j] *= f.x;
-      R[j + 1] *= f.y;
-      R[j + 2] *= f.x;
-      R[j + 3] *= f.y;
-    }
-  };
   for (int i = 0; i < w.count; ++i) {
     KdaBackStage<D>& stage = s.stage[i % kFetched];
     const int chunk = w.first - i, rows = chunk_rows(w, chunk);
@@ -135,7 +103,7 @@ __device__ void walk_back(const Kda& t, const Walk& w, int64_t n, int h, int seg
     asm volatile("" : "+r"(thread));  // addresses are computed anew in each chunk
     ptx::barrier_wait(&s.full[i % kFetched], (i / kFetched) & 1);
     const bool steps = stage.record[2 * D] != 0;
-    if (!steps) scale_state(stage.record + D);
+    if (!steps) scale_channels(R, stage.record + D, thread);
     if (!summary) {
       keep_state(R, s.state[group], t.dstates + (number * (D / 64) + group) * (D * 128), i > 0, group, thread);
     }
@@ -144,7 +112,7 @@ __device__ void walk_back(const Kda& t, const Walk& w, int64_t n, int h, int seg
         *reinterpret_cast<uint4*>(douts + (rows + piece / 8) * 128 + piece % 8 * 16) = {};
       }
       ptx::fence_async_shared();
-      group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
+      sync_values(group);
     }
     if (steps) {
       step_back<D>(t, w, h, chunk, rows, thread, douts, R);
@@ -159,36 +127,40 @@ __device__ void walk_back(const Kda& t, const Walk& w, int64_t n, int h, int seg
 #pragma unroll
         for (int j = 0; j < kState; j += 2) A[j / 2] = ptx::pack<true>(R[j], R[j + 1]);
         ptx::hold(A);
+        ptx::hold(R);
         ptx::wgmma_fence();
 #pragma unroll
         for (int kk = 0; kk < D / 16; ++kk) {
           ptx::wgmma<true, false>(N, A + 4 * kk, ptx::descriptor_k_major(k, C, kk), kk > 0);
         }
+        ptx::wgmma_commit();
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {
-          ptx::wgmma_shared<true, true, true>(N, ptx::descriptor_mn_major(d, C, kk), ptx::descriptor_mn_major(p, C, kk), true);
-        }
-        ptx::wgmma_commit();
-        ptx::wgmma_wait<0>();
-        ptx::hold(N);
-        uint32_t B[32];
-#pragma unroll
-        for (int j = 0; j < 32; ++j) B[j] = ptx::round_tf32(N[j]);
-        ptx::hold(B);
-        ptx::hold(R);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          ptx::wgmma_tf32(Y, B[4 * j], B[4 * j + 2], B[4 * j + 1], B[4 * j + 3], ptx::descriptor_k_major(system, C, j), j > 0);
+          ptx::wgmma_shared<true, true, true>(Y, ptx::descriptor_mn_major(d, C, kk), ptx::descriptor_mn_major(p, C, kk),
+                                              kk > 0);
         }
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {
           ptx::wgmma_shared<true, true, true>(R, ptx::descriptor_mn_major(d, C, kk), ptx::descriptor_mn_major(q, C, kk), true);
         }
         ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+        ptx::hold(N);
+        uint32_t B[32];
+#pragma unroll
+        for (int j = 0; j < 32; ++j) B[j] = ptx::round_tf32(N[j]);
+        ptx::hold(B);
         ptx::wgmma_wait<0>();
         ptx::hold(Y);
         ptx::hold(R);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          ptx::wgmma_tf32(Y, B[4 * j], B[4 * j + 2], B[4 * j + 1], B[4 * j + 3], ptx::descriptor_k_major(system, C, j), true);
+        }
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::hold(Y);
       }
       uint32_t written[16];
 #pragma unroll
@@ -202,11 +174,11 @@ __device__ void walk_back(const Kda& t, const Walk& w, int64_t n, int h, int seg
       if (!summary) stage_results(Y, 0, 1, douts, group, thread);
       ptx::wgmma_wait<0>();
       ptx::hold(R);
-      scale_state(stage.record);
+      scale_channels(R, stage.record, thread);
     }
     if (!summary) {
       ptx::fence_async_shared();
-      group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
+      sync_values(group);
       if (thread == 0) {
         ptx::store_bytes(t.adjoints + number * (D * 128) + group * kPanel, douts, kPanel);
         ptx::wait_stores_read();
@@ -250,23 +222,15 @@ __device__ void reverse_kda(const Kda& t) {
   const bool summary = t.phase == KdaPhase::summary;
   const int h = blockIdx.x % t.e.H, segment = blockIdx.y + (summary ? 1 : 0);
   const int64_t n = blockIdx.x / t.e.H;
-  const Walk w = kda_reverse_segment(t.e, n, segment, t.phase);
+  Walk w = kda_segment(t.e, n, segment, t.phase);
   if (w.count == 0 && segment > 0) return;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kFetched; ++i) {
-      ptx::barrier_init(&s.full[i], 1);
-      ptx::barrier_init(&s.empty[i], D / 64 * 128);
-    }
-    ptx::barrier_init_fence();
+  if (summary && forgets(t, n, h, segment, true) != 0) {
+    w.count = min(w.count, kKdaProbe);
+    w.ends = false;
   }
-  __syncthreads();
-  if (threadIdx.x < D / 64 * 128) {
-    if constexpr (D == 128) ptx::more_registers<240>();
-    walk_back<D>(t, w, n, h, segment, s);
-  } else {
-    if constexpr (D == 128) ptx::fewer_registers<24>();
-    if (threadIdx.x % 128 == 0) fetch_back<D>(t, w, n, h, s);
-  }
+  w.first += w.count - 1;
+  share_roles<D>(
+      s, [&] { walk_back<D>(t, w, n, h, segment, s); }, [&] { fetch_back<D>(t, w, n, h, s); });
 }
 
 }  // namespace
@@ -276,44 +240,6 @@ extern "C" __global__ void __launch_bounds__(kda_walk_threads(64), 1) kda_revers
 }
 extern "C" __global__ void __launch_bounds__(kda_walk_threads(128), 1) kda_reverse_128(const __grid_constant__ Kda t) {
   reverse_kda<128>(t);
-}
-
-// The gradients between segments, from the last down: R = A^T R + what the segment adds, in place of that. A block has 8 values
-// of one head, a thread one channel of 4 of them.
-extern "C" __global__ void __launch_bounds__(256) kda_fold_back(const __grid_constant__ Kda t, int segments) {
-  const Engine& e = t.e;
-  const int D = e.K, h = blockIdx.x % e.H, channel = threadIdx.x % D, parts = 256 / D, count = 8 / parts;
-  const int first = blockIdx.y * 8 + threadIdx.x / D * count;
-  const int64_t n = blockIdx.x / e.H;
-  const Walk w = walk_of(e, n, 0, false);
-  if (w.length <= kLongest) return;
-  const int last = min(segments, static_cast<int>((w.length + kKdaSegment - 1) / kKdaSegment)) - 1;
-  __shared__ float state[128][8];
-  const auto at = [&](int i) { return t.dmaps + ((i * e.N + n) * e.H + h) * D * D; };
-  for (int v = 0; v < count; ++v) state[channel][first % 8 + v] = at(last)[channel * D + first + v];
-  __syncthreads();
-  for (int i = last - 1; i > 0; --i) {
-    const float* map = t.maps + (((i * e.N + n) * e.H + h) * 2 + 1) * D * D + channel;
-    const bool forgets = t.forgets[(i * e.N + n) * e.H + h] != 0;
-    float sum[4] = {};
-#pragma unroll 4
-    for (int c = 0; c < D && !forgets; ++c) {
-      const float a = map[c * D];
-#pragma unroll
-      for (int v = 0; v < 4; ++v) {
-        if (v < count) sum[v] = fmaf(a, state[c][first % 8 + v], sum[v]);
-      }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      if (v >= count) continue;
-      float& b = at(i)[channel * D + first + v];
-      b += sum[v];
-      state[channel][first % 8 + v] = b;
-    }
-    __syncthreads();
-  }
 }
 
 }  // namespace linnet::cuda
