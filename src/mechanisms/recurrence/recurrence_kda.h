@@ -20,6 +20,7 @@
 #pragma once
 
 #include "mechanisms/recurrence/recurrence_channel.h"
+#include "ptx/layout.h"
 
 namespace linnet::cuda {
 
@@ -29,13 +30,20 @@ inline constexpr int64_t kKdaSegment = 4096;  // tokens of a segment: a map S ->
 inline constexpr int kKdaProbe = 8;
 inline constexpr float kKdaForgotten = 0x1p-40f;
 
+// T, P and T^T are triangular: of 64 x 64 numbers in panels of 32 columns (tile_byte_paired_f32) the quarter that is all zero
+// is left out, the first 32 rows of the second panel, of T^T the last of the first.
+inline constexpr int kKdaSystem = 12288;
+constexpr uint32_t kda_system_byte(uint32_t row, uint32_t column) {
+  return ptx::tile_byte_paired_f32(kTileChunk, row, column) - column / 32 * 4096;
+}
+
 // Of a chunk and head: Q', K", K'; T, P; factors of the state before and behind it, and whether it is walked token by token.
 constexpr int kda_operands(int D) { return 3 * D * 128; }
-constexpr int kda_images(int D) { return kda_operands(D) + 2 * 16384; }
+constexpr int kda_images(int D) { return kda_operands(D) + 2 * kKdaSystem; }
 constexpr int kda_record(int D) { return 2 * D + 4; }  // floats
 
 // The same for gradients: Q', K", K'; T, T^T; P T in bf16; the rest of K".
-constexpr int kda_low(int D) { return kda_operands(D) + 2 * 16384 + 8192; }
+constexpr int kda_low(int D) { return kda_operands(D) + 2 * kKdaSystem + 8192; }
 constexpr int kda_back_images(int D) { return kda_low(D) + D * 128; }
 inline constexpr float kKdaLeastBeta = 0x1p-40f;
 
@@ -61,11 +69,12 @@ struct Kda {
 };
 
 constexpr int kda_prepare_bytes(int D) {
-  return 1024 + 3 * D * 128 + 2 * 16384 + 8192 + kTileChunk * 68 * 4 + 4 * (4 * D + 64) + 2048;
+  return 1024 + 3 * D * 128 + 2 * kKdaSystem + 8192 + kTileChunk * 68 * 4 + 4 * (4 * D + 64) + 2048;
 }
-constexpr int kda_stage(int D) { return kda_images(D) + D * 128 + 2048; }
-constexpr int kda_walk_bytes(int D) { return 1024 + 2 * kda_stage(D) + 1024; }
-constexpr int kda_reverse_bytes(int D) { return 1024 + 2 * (3 * D * 128 + 16384 + 8192 + D * 128 + 2048) + D * D * 2 + 1024; }
+constexpr int kda_walk_bytes(int D) { return 1024 + 2 * (4 * D * 128 + 2 * 16384 + 2048) + 4096; }
+constexpr int kda_reverse_bytes(int D) {
+  return 1024 + 2 * (3 * D * 128 + kKdaSystem + 8192 + D * 128 + 2048) + D * D * 2 + 1024;
+}
 constexpr int kda_walk_threads(int D) { return 128 * (1 + D / 64); }
 
 }  // namespace linnet::cuda

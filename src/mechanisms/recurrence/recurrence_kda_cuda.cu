@@ -5,15 +5,16 @@
 namespace linnet::cuda {
 namespace {
 
-template <int D>
+template <int D, bool reads>
 struct KdaStage {
-  alignas(1024) char q[D * 128];
-  char read[D * 128], k[D * 128], t[16384], p[16384], v[D * 128];
+  alignas(1024) char q[D * 128];  // without reads what rounding took from K", where that is kept
+  char read[D * 128], k[D * 128], t[16384], p[reads ? 16384 : 1024], v[D * 128];
   float record[kda_record(D)];
 };
-template <int D>
+template <int D, bool reads>
 struct KdaWalkShared {
-  KdaStage<D> stage[kFetched];
+  KdaStage<D, reads> stage[kFetched];
+  alignas(1024) char state[reads ? 1 : D / 64][reads ? 16 : D * 128];  // on its way to memory
   uint64_t full[kFetched], empty[kFetched];
 };
 
@@ -91,7 +92,7 @@ __device__ void step_chunk(const Kda& t, const Walk& w, int h, int chunk, int ro
 }
 
 template <int D, bool reads>
-__device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segment, bool map, KdaWalkShared<D>& s) {
+__device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segment, bool map, KdaWalkShared<D, reads>& s) {
   const Engine& e = t.e;
   const int group = threadIdx.x / 128;
   int thread = threadIdx.x % 128;
@@ -114,7 +115,7 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
   }
   const bool keeps = !reads && t.states != nullptr && t.phase != KdaPhase::summary && t.phase != KdaPhase::probe;
   for (int i = 0; i < w.count; ++i) {
-    KdaStage<D>& stage = s.stage[i % kFetched];
+    KdaStage<D, reads>& stage = s.stage[i % kFetched];
     const int chunk = w.first + i, rows = chunk_rows(w, chunk);
     char* values = stage.v + group * kPanel;
     asm volatile("" : "+r"(thread));  // addresses are computed anew in each chunk
@@ -124,8 +125,7 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
     const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + chunk) * e.H + h;
     if (!steps) scale_channels(S, stage.record, thread);
     if (keeps) {
-      keep_state(S, group == 0 ? s.stage[0].q : s.stage[0].p, t.states + (number * (D / 64) + group) * (D * 128), i > 0, group,
-                 thread);
+      keep_state(S, s.state[group], t.states + (number * (D / 64) + group) * (D * 128), i > 0, group, thread);
     }
     const auto keep_written = [&] {
       ptx::fence_async_shared();
@@ -159,10 +159,9 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
         if constexpr (!reads) {
           if (t.back) {
             ptx::wgmma_fence();
-            const uint32_t low = ptx::shared_address(i % kFetched == 0 ? s.stage[1].q : s.stage[1].p);
 #pragma unroll
             for (int kk = 0; kk < D / 16; ++kk) {
-              ptx::wgmma<true, false>(U, A + 4 * kk, ptx::descriptor_k_major(low, C, kk), true);
+              ptx::wgmma<true, false>(U, A + 4 * kk, ptx::descriptor_k_major(q, C, kk), true);
             }
           }
         } else {
@@ -192,10 +191,7 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
       }
       ptx::hold(Y);
       ptx::wgmma_fence();
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        ptx::wgmma_tf32(U, Y[4 * j], Y[4 * j + 2], Y[4 * j + 1], Y[4 * j + 3], ptx::descriptor_k_major(system, C, j), j > 0);
-      }
+      multiply_lower(U, Y, system, false);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::hold(U);  // N
@@ -218,10 +214,7 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk) ptx::wgmma<true, true>(S, written + 4 * kk, ptx::descriptor_mn_major(k, C, kk), true);
       if constexpr (reads) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          ptx::wgmma_tf32(O, Y[4 * j], Y[4 * j + 2], Y[4 * j + 1], Y[4 * j + 3], ptx::descriptor_k_major(p, C, j), true);
-        }
+        multiply_lower(O, Y, p, true);
       }
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
@@ -253,22 +246,24 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
 }
 
 template <int D, bool reads>
-__device__ void fetch_kda(const Kda& t, const Walk& w, int64_t n, int h, KdaWalkShared<D>& s) {
+__device__ void fetch_kda(const Kda& t, const Walk& w, int64_t n, int h, KdaWalkShared<D, reads>& s) {
   const Engine& e = t.e;
   for (int i = 0; i < w.count; ++i) {
-    KdaStage<D>& stage = s.stage[i % kFetched];
+    KdaStage<D, reads>& stage = s.stage[i % kFetched];
     uint64_t* full = &s.full[i % kFetched];
     if (i >= kFetched) ptx::barrier_wait(&s.empty[i % kFetched], (i / kFetched - 1) & 1);
     const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + w.first + i) * e.H + h;
-    // Without reads K", K' and T alone.
-    constexpr uint32_t kFrom = reads ? 0 : D * 128, kBytes = reads ? kda_images(D) : 2 * D * 128 + 16384;
+    // Without reads K", K' and T alone. Zeros stand between the parts of T and of P.
+    constexpr uint32_t kFrom = reads ? 0 : D * 128, kFirst = kda_operands(D) + 8192, kSecond = reads ? 12288 : 4096;
+    constexpr uint32_t kBytes = kFirst - kFrom + kSecond + (reads ? 4096 : 0);
     const bool low = !reads && t.back;
+    const char* image = t.images + number * t.image;
     ptx::barrier_arrive_expect(full, kBytes + (low ? 2 : 1) * D * 128 + kda_record(D) * 4);
     ptx::load_bytes(stage.record, t.records + number * kda_record(D), kda_record(D) * 4, full);
-    ptx::load_bytes(stage.q + kFrom, t.images + number * t.image + kFrom, kBytes, full);
-    if (low) {
-      ptx::load_bytes(i % kFetched == 0 ? s.stage[1].q : s.stage[1].p, t.images + number * t.image + kda_low(D), D * 128, full);
-    }
+    ptx::load_bytes(stage.q + kFrom, image + kFrom, kFirst - kFrom, full);
+    ptx::load_bytes(stage.t + 12288, image + kFirst, kSecond, full);
+    if constexpr (reads) ptx::load_bytes(stage.p + 12288, image + kFirst + kSecond, 4096, full);
+    if (low) ptx::load_bytes(stage.q, image + kda_low(D), D * 128, full);
     ptx::load_box(stage.v, &t.v, full, 0, static_cast<int>(w.begin) + (w.first + i) * C, 0, h / e.v.group,
                   static_cast<int>(w.b));
   }
@@ -277,8 +272,8 @@ __device__ void fetch_kda(const Kda& t, const Walk& w, int64_t n, int h, KdaWalk
 template <int D, bool reads>
 __device__ void kda_kernel(const Kda& t) {
   extern __shared__ char memory[];
-  static_assert(sizeof(KdaWalkShared<D>) + 1024 <= kda_walk_bytes(D) && kda_walk_bytes(D) <= 232448);
-  auto& s = ptx::shared_as<KdaWalkShared<D>>(memory);
+  static_assert(sizeof(KdaWalkShared<D, reads>) + 1024 <= kda_walk_bytes(D) && kda_walk_bytes(D) <= 232448);
+  auto& s = ptx::shared_as<KdaWalkShared<D, reads>>(memory);
   const int h = blockIdx.x % t.e.H, segment = blockIdx.y;
   const int64_t n = blockIdx.x / t.e.H;
   // Probes and summaries: 0: what a segment (or its last chunks) leaves of nothing; of a state: 1: the same, 2: its first
@@ -298,6 +293,12 @@ __device__ void kda_kernel(const Kda& t) {
       return;
     }
   }
+  for (int i = threadIdx.x; i < kFetched * 256; i += kda_walk_threads(D)) {  // above the diagonal
+    KdaStage<D, reads>& stage = s.stage[i / 256];
+    reinterpret_cast<uint4*>(stage.t + 8192)[i % 256] = {};
+    if constexpr (reads) reinterpret_cast<uint4*>(stage.p + 8192)[i % 256] = {};
+  }
+  ptx::fence_async_shared();
   share_roles<D>(
       s, [&] { walk_kda<D, reads>(t, w, n, h, segment, map, s); }, [&] { fetch_kda<D, reads>(t, w, n, h, s); });
 }

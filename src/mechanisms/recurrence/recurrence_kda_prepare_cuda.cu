@@ -1,8 +1,7 @@
 // What a chunk of the delta rule with a decay per channel needs besides the state (recurrence_kda.h), for all chunks at once: a
 // warpgroup for each 64 channels; a thread has two channels of 16 rows.
-#include "mechanisms/recurrence/recurrence_channel.cuh"
 #include "mechanisms/recurrence/recurrence_invert.cuh"
-#include "mechanisms/recurrence/recurrence_kda.h"
+#include "mechanisms/recurrence/recurrence_kda.cuh"
 
 namespace linnet::cuda {
 namespace {
@@ -11,8 +10,8 @@ template <int D>
 struct KdaShared {
   alignas(1024) char q[D * 128];
   char read[D * 128], k[D * 128];  // behind each other, as in the image
-  char g[2][16384];                // the gates, then T and P; for gradients what rounding took from K", then T and T^T,
-  char p[8192];                    // and P T behind them
+  // The gates; then T and P; for gradients what rounding took from K", then T, T^T and P T.
+  alignas(1024) char g[2 * kKdaSystem + 8192];
   float x[C][kLine];
   float totals[4][D];
   float beta[C];
@@ -52,7 +51,7 @@ __device__ void prepare_kda(const Kda& t) {
   __syncthreads();
   ptx::barrier_wait(&s.full, 0);
   float2 l[16];
-  const float range = sum_rows(s.g[0], t.wide, channel, first, rows, l);
+  const float range = sum_rows(s.g, t.wide, channel, first, rows, l);
   *reinterpret_cast<float2*>(&s.totals[warp][channel]) = l[15];
   const bool split = ptx::group_any<1, kThreads>(!(range <= kSplit));
   float* record = t.records + number * kda_record(D);
@@ -85,7 +84,7 @@ __device__ void prepare_kda(const Kda& t) {
       *reinterpret_cast<uint32_t*>(s.read + at) = in ? rounded : 0;
       if constexpr (back) {
         const float2 x = ptx::unpack<true>(rounded);
-        *reinterpret_cast<uint32_t*>(s.g[0] + at) = in ? ptx::pack<true>(exact.x - x.x, exact.y - x.y) : 0;
+        *reinterpret_cast<uint32_t*>(s.g + at) = in ? ptx::pack<true>(exact.x - x.x, exact.y - x.y) : 0;
       }
       *reinterpret_cast<uint32_t*>(s.k + at) = in ? ptx::pack<true>(k.x * down.x, k.y * down.y) : 0;
     }
@@ -116,17 +115,18 @@ __device__ void prepare_kda(const Kda& t) {
     ptx::hold(p);
   };
   const bool scores = group == D / 64 - 1;
-  float P[32];
+  uint32_t P[32];
   if (scores) {
-    product(P, q);
+    float p[32];
+    product(p, q);
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
       const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2 + (j & 1);
-      const uint32_t x = ptx::round_tf32(c <= r ? P[j] : 0);
+      const uint32_t x = ptx::round_tf32(c <= r ? p[j] : 0);
       if constexpr (back) {
-        P[j] = __uint_as_float(x);
-      } else {
-        *reinterpret_cast<uint32_t*>(s.g[1] + ptx::tile_byte_paired_f32(C, r, c)) = x;
+        P[j] = x;
+      } else if (j < 16 || row >= 32) {
+        *reinterpret_cast<uint32_t*>(s.g + kKdaSystem + kda_system_byte(r, c)) = x;
       }
     }
   }
@@ -146,9 +146,10 @@ __device__ void prepare_kda(const Kda& t) {
       if (thread == 0) ptx::wait_stores_read();
       ptx::group_sync<2, 128>();
     }
-    const int r = thread % 64;
+    const int r = thread % 64, half = thread / 64 * 32;
 #pragma unroll
-    for (int c = thread / 64 * 32; c < thread / 64 * 32 + 32; c += 8) {
+    for (int c = half; c < half + 32; c += 8) {
+      if (half > r) break;  // zeros, left out
       float y[8], betas[8];
 #pragma unroll
       for (int j = 0; j < 8; j += 4) {
@@ -160,38 +161,33 @@ __device__ void prepare_kda(const Kda& t) {
       for (int j = 0; j < 8; ++j) z[j] = ptx::round_tf32(c + j <= r ? y[j] * betas[j] : 0);
       if constexpr (back) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) *reinterpret_cast<uint32_t*>(s.g[1] + ptx::tile_byte_paired_f32(C, c + j, r)) = z[j];
+        for (int j = 0; j < 8; ++j) *reinterpret_cast<uint32_t*>(s.g + kKdaSystem + kda_system_byte(c + j, r)) = z[j];
       }
-      *reinterpret_cast<uint4*>(s.g[0] + ptx::tile_byte_paired_f32(C, r, c)) = uint4{z[0], z[2], z[4], z[6]};
-      *reinterpret_cast<uint4*>(s.g[0] + ptx::tile_byte_paired_f32(C, r, c + 1)) = uint4{z[1], z[3], z[5], z[7]};
+      *reinterpret_cast<uint4*>(s.g + kda_system_byte(r, c)) = uint4{z[0], z[2], z[4], z[6]};
+      *reinterpret_cast<uint4*>(s.g + kda_system_byte(r, c + 1)) = uint4{z[1], z[3], z[5], z[7]};
     }
   }
   ptx::fence_async_shared();
   __syncthreads();
   if constexpr (back) {
     if (scores) {  // P T
-      const uint32_t transposed = ptx::shared_address(s.g[1]);
       float z[32];
       ptx::wgmma_fence();
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        ptx::wgmma_tf32(z, __float_as_uint(P[4 * j]), __float_as_uint(P[4 * j + 2]), __float_as_uint(P[4 * j + 1]),
-                        __float_as_uint(P[4 * j + 3]), ptx::descriptor_k_major(transposed, C, j), j > 0);
-      }
+      multiply_upper(z, P, ptx::shared_address(s.g + kKdaSystem), false);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::hold(z);
 #pragma unroll
       for (int j = 0; j < 32; j += 2) {
         const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
-        *reinterpret_cast<uint32_t*>(s.p + ptx::tile_byte(C, r, c)) = ptx::pack<true>(z[j], z[j + 1]);
+        *reinterpret_cast<uint32_t*>(s.g + 2 * kKdaSystem + ptx::tile_byte(C, r, c)) = ptx::pack<true>(z[j], z[j + 1]);
       }
     }
     ptx::fence_async_shared();
     __syncthreads();
   }
   if (thread == 0) {
-    ptx::store_bytes(image + kda_operands(D), s.g, back ? 2 * 16384 + 8192 : 2 * 16384);
+    ptx::store_bytes(image + kda_operands(D), s.g, back ? 2 * kKdaSystem + 8192 : 2 * kKdaSystem);
     ptx::wait_stores();
   }
 }

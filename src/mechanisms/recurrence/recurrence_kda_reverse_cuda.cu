@@ -11,7 +11,7 @@ namespace {
 template <int D>
 struct KdaBackStage {
   alignas(1024) char q[D * 128];
-  char read[D * 128], k[D * 128], t[16384], p[8192], dout[D * 128];  // t: T^T, p: P T; at last dY in place of dO
+  char read[D * 128], k[D * 128], t[kKdaSystem], p[8192], dout[D * 128];  // t: T^T, p: P T; at last dY in place of dO
   float record[kda_record(D)];
 };
 template <int D>
@@ -154,10 +154,7 @@ __device__ void walk_back(const Kda& t, const Walk& w, int64_t n, int h, int seg
         ptx::hold(Y);
         ptx::hold(R);
         ptx::wgmma_fence();
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          ptx::wgmma_tf32(Y, B[4 * j], B[4 * j + 2], B[4 * j + 1], B[4 * j + 3], ptx::descriptor_k_major(system, C, j), true);
-        }
+        multiply_upper(Y, B, system, true);
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::hold(Y);
@@ -206,10 +203,10 @@ __device__ void fetch_back(const Kda& t, const Walk& w, int64_t n, int h, KdaRev
     const int chunk = w.first - i;
     const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + chunk) * e.H + h;
     const char* image = t.images + number * t.image;
-    ptx::barrier_arrive_expect(full, kda_operands(D) + 16384 + 8192 + D * 128 + kda_record(D) * 4);
+    ptx::barrier_arrive_expect(full, kda_operands(D) + kKdaSystem + 8192 + D * 128 + kda_record(D) * 4);
     ptx::load_bytes(stage.record, t.records + number * kda_record(D), kda_record(D) * 4, full);
     ptx::load_bytes(stage.q, image, kda_operands(D), full);
-    ptx::load_bytes(stage.t, image + kda_operands(D) + 16384, 16384 + 8192, full);
+    ptx::load_bytes(stage.t, image + kda_operands(D) + kKdaSystem, kKdaSystem + 8192, full);
     ptx::load_box(stage.dout, &t.dout, full, 0, static_cast<int>(w.begin) + chunk * C, 0, h, static_cast<int>(w.b));
   }
 }
