@@ -23,6 +23,29 @@ LINNET_INLINE V silu(V x) {
 
 LINNET_INLINE int least(int64_t a, int64_t b) { return static_cast<int>(a < b ? a : b); }
 
+// Four taps of each channel side by side, all channels dense: taps[j * ld + c] = weight[4 c + j]; whole vectors of channels,
+// how many is returned. Vectors as they lie, so that piece p of vector q is channel q kPieces + p; one permutation puts them in
+// order.
+template <class T>
+LINNET_INLINE int load_four_taps(const T* weight, int cols, T* taps, int64_t ld) {
+  using X = Vec<T>;
+  int c = 0;
+  if constexpr (sizeof(T) == 4) {
+    typename X::I order;
+#pragma GCC unroll 16
+    for (int l = 0; l < X::W; ++l) order[l] = 4 * (l % kPieces) + l / kPieces;
+    for (; c + X::W <= cols; c += X::W) {
+      typename X::V v[4];
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) v[q] = X::load(weight + 4 * c + q * X::W);
+      transpose_pieces(v);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) X::store(taps + j * ld + c, __builtin_shuffle(v[j], order));
+    }
+  }
+  return c;
+}
+
 // The columns [c0, c0 + cols) of everything that one task works on.
 template <class T>
 struct Tile {
@@ -53,7 +76,13 @@ struct Tile {
     cols = least(D - c0, kChannels);
     by_dtype(args.weight.dtype, [&]<class, class S>() {
       if constexpr (sizeof(S) <= sizeof(T) && (sizeof(T) == 4 || sizeof(S) == 8)) {
-        load_tile_transposed<T>(args.weight.template at<const S>(c0, 0), args.weight.stride[0], cols, W, taps, ld);
+        const S* weight = args.weight.template at<const S>(c0, 0);
+        const int64_t stride = args.weight.stride[0];
+        int done = 0;
+        if constexpr (sizeof(S) == sizeof(T)) {
+          if (W == 4 && stride == 4) done = load_four_taps(weight, cols, taps, ld);
+        }
+        if (done < cols) load_tile_transposed<T>(weight + done * stride, stride, cols - done, W, taps + done, ld);
       }
     });
     if (!args.bias.given()) {
@@ -319,75 +348,114 @@ struct Backward {
   }
 };
 
-// Triples that lie side by side, three vectors of them, as one vector for each place: flat[3 l + j] is place j of lane l.
+// Triples that lie side by side, three vectors of them: flat[3 l + j] is place j of lane l. W is no multiple of 3, so the W
+// numbers of a place stand at W different positions of the three vectors: blends collect them (any of four pipes), and one
+// permutation puts them in order.
 template <class T>
 struct Triples {
   using X = Vec<T>;
   using V = typename X::V;
   using I = typename X::I;
   static constexpr int W = X::W;
-  V place[3];
+  V place[3];  // as they lie: position (3 l + j) % W of place j is lane l
 
+  // Position p of the result: that of the vector (first + step p) % 3.
+  LINNET_INLINE static V mix(V a, V b, V c, int first, int step) {
+    I with_b, with_c;
+#pragma GCC unroll 16
+    for (int p = 0; p < W; ++p) {
+      const int from = (first + step * p) % 3;
+      with_b[p] = from == 1 ? W + p : p;
+      with_c[p] = from == 2 ? W + p : p;
+    }
+    return __builtin_shuffle(__builtin_shuffle(a, b, with_b), c, with_c);
+  }
   LINNET_INLINE static Triples split(V a, V b, V c) {
+    // W v + p = j modulo 3; W is its own inverse
     Triples r;
 #pragma GCC unroll 3
-    for (int j = 0; j < 3; ++j) {
-      I first, second;
-#pragma GCC unroll 16
-      for (int l = 0; l < W; ++l) {
-        const int at = 3 * l + j;
-        first[l] = at < 2 * W ? at : 0;
-        second[l] = at < 2 * W ? l : at - W;
-      }
-      r.place[j] = __builtin_shuffle(__builtin_shuffle(a, b, first), c, second);
-    }
+    for (int j = 0; j < 3; ++j) r.place[j] = mix(a, b, c, W * j, 2 * W);
     return r;
   }
-  // vector v of the three
-  LINNET_INLINE V joined(int v) const {
-    I first, second;
+  LINNET_INLINE V lanes(int j) const {
+    I index;
 #pragma GCC unroll 16
-    for (int l = 0; l < W; ++l) {
-      const int at = v * W + l, lane = at / 3;
-      first[l] = at % 3 == 0 ? lane : W + lane;
-      second[l] = at % 3 < 2 ? l : W + lane;
-    }
-    return __builtin_shuffle(__builtin_shuffle(place[0], place[1], first), place[2], second);
+    for (int l = 0; l < W; ++l) index[l] = (3 * l + j) % W;
+    return __builtin_shuffle(place[j], index);
   }
+  // Each place takes what the next one has, the last one `now`: all move by one position.
+  LINNET_INLINE Triples next(V now) const {
+    I turn, last;
+#pragma GCC unroll 16
+    for (int p = 0; p < W; ++p) turn[p] = (p + 1) % W;
+#pragma GCC unroll 16
+    for (int l = 0; l < W; ++l) last[(3 * l + 2) % W] = l;
+    return {{__builtin_shuffle(place[1], turn), __builtin_shuffle(place[2], turn), __builtin_shuffle(now, last)}};
+  }
+  // vector v of the three
+  LINNET_INLINE V joined(int v) const { return mix(place[0], place[1], place[2], W * v, 1); }
 };
 
 template <class T, class E>
 struct Decode {
   static constexpr int kSteps = 16;        // tokens at a time; the state moves on between
-  static constexpr int64_t kAlone = 8192;  // elements: 4 us of one core
+  static constexpr int64_t kRows = 8;      // batch rows of a task
+  static constexpr int64_t kAlone = 2048;  // elements: 1.5 us of one core
   using X = Vec<T>;
   using V = typename X::V;
-  // One token of four taps: the state's three inputs of each channel read and written where they lie.
+  // Vectors side by side: from the state to silu's quotient are 100 cycles, more than the core looks ahead.
+  static constexpr int kBeside = kVectorBytes == 64 ? 4 : 2;
+  // In a register from here on: three blends read each vector of state, and a load a blend is what the loop would wait for.
+  LINNET_INLINE static V held(V v) {
+#if defined(__x86_64__)
+    asm("" : "+v"(v));
+#endif
+    return v;
+  }
+  // One token of four taps: the state's three inputs of each channel read and written where they lie. N vectors of channels
+  // (kCut: one, of which `lanes` are there).
+  template <int N, bool kCut>
+  LINNET_INLINE static void step(const Tile<T>& r, const E* x, E* state, E* out, int c, int lanes, bool silu_follows) {
+    const auto load = [&](const E* p, int n) { return held(kCut ? X::load(p, n) : X::load(p)); };
+    const auto store = [&](E* p, V v, int n) { kCut ? X::store(p, v, n) : X::store(p, v); };
+    V in[N][4], y[N];
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) {
+      E* flat = state + 3 * (c + i * X::W);
+      const V now = load(x + c + i * X::W, lanes);
+      const Triples<T> s = Triples<T>::split(load(flat, 3 * lanes), load(flat + X::W, 3 * lanes - X::W),
+                                             load(flat + 2 * X::W, 3 * lanes - 2 * X::W));
+      const Triples<T> next = s.next(now);
+#pragma GCC unroll 3
+      for (int v = 0; v < 3; ++v) store(flat + v * X::W, next.joined(v), 3 * lanes - v * X::W);
+#pragma GCC unroll 3
+      for (int j = 0; j < 3; ++j) in[i][j] = s.lanes(j);
+      in[i][3] = now;
+      y[i] = X::load(r.bias + c + i * X::W);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) y[i] = fma(X::load(r.taps + j * r.ld + c + i * X::W), in[i][j], y[i]);
+    }
+    if (silu_follows) {
+      V e[N];
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) e[i] = exp(-y[i]);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) y[i] = y[i] / (e[i] + T(1));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) store(out + c + i * X::W, y[i], lanes);
+  }
   static void four_taps(const CausalConvDecodeArgs& args, const Tile<T>& r, int64_t b, E* out) {
     const E* x = args.x.at<const E>(b, 0, r.c0);
     E* state = args.state.at<E>(b, r.c0, 0);
     const bool silu_follows = args.activation == ConvActivation::silu;
-    const auto step = [&]<bool kCut>(int c) {
-      const int lanes = r.cols - c;
-      E* flat = state + 3 * c;
-      const auto load = [&](const E* p, int n) { return kCut ? X::load(p, n) : X::load(p); };
-      const V now = load(x + c, lanes);
-      Triples<T> s = Triples<T>::split(load(flat, 3 * lanes), load(flat + X::W, 3 * lanes - X::W),
-                                       load(flat + 2 * X::W, 3 * lanes - 2 * X::W));
-      V y = X::load(r.bias + c);
-#pragma GCC unroll 3
-      for (int j = 0; j < 3; ++j) y = fma(X::load(r.taps + j * r.ld + c), s.place[j], y);
-      y = fma(X::load(r.taps + 3 * r.ld + c), now, y);
-      if (silu_follows) y = silu(y);
-      const auto store = [&](E* p, V v, int n) { kCut ? X::store(p, v, n) : X::store(p, v); };
-      store(out + c, y, lanes);
-      s = {s.place[1], s.place[2], now};
-#pragma GCC unroll 3
-      for (int v = 0; v < 3; ++v) store(flat + v * X::W, s.joined(v), 3 * lanes - v * X::W);
-    };
     int c = 0;
-    for (; c + X::W <= r.cols; c += X::W) step.template operator()<false>(c);
-    if (c < r.cols) step.template operator()<true>(c);
+    for (; c + kBeside * X::W <= r.cols; c += kBeside * X::W) step<kBeside, false>(r, x, state, out, c, X::W, silu_follows);
+    for (; c + X::W <= r.cols; c += X::W) step<1, false>(r, x, state, out, c, X::W, silu_follows);
+    if (c < r.cols) step<1, true>(r, x, state, out, c, r.cols - c, silu_follows);
   }
   static int64_t worker_bytes(int W) {
     Arena arena;
@@ -398,16 +466,19 @@ struct Decode {
     const int64_t B = args.x.size[0], tokens = args.x.size[1], D = args.x.size[2], columns = blocks(D, kChannels);
     const int W = static_cast<int>(args.weight.size[1]);
     const int64_t bytes = worker_bytes(W);
-    if (tokens == 0) return;
+    if (tokens == 0 || B == 0) return;
     if (tokens == 1 && W == 4 && args.state.stride[1] == 3) {
-      // Columns by columns, all batch rows: the taps are transposed once. Few channels are not worth a second thread.
-      const int64_t tasks = B * D <= kAlone ? 1 : columns;
+      // A task is a tile of columns of some batch rows, which share its taps. Threads part by rows: parted by columns, a core's
+      // prefetches run into lines that the other one has just written. Few channels are not worth a second thread.
+      const int64_t rows = B * D <= kAlone ? B : B < 2 * kRows ? (B + 1) / 2 : kRows, groups = blocks(B, rows);
+      const int64_t tasks = groups > 1 ? groups * columns : 1;
       parallel_near(launch, tasks, [&](int64_t task, int worker) {
         Arena arena(launch.workspace + worker * bytes);
         Tile<T> r = Tile<T>::cut(arena, W, kSteps);
-        for (int64_t column = task; column < columns; column += tasks) {
+        const int64_t first = task / columns * rows, end = first + rows < B ? first + rows : B;
+        for (int64_t column = task % columns; column<columns; column += groups> 1 ? columns : 1) {
           r.begin(args, column * kChannels, D);
-          for (int64_t b = 0; b < B; ++b) four_taps(args, r, b, out.out.at<E>(b, 0, r.c0));
+          for (int64_t b = first; b < end; ++b) four_taps(args, r, b, out.out.at<E>(b, 0, r.c0));
         }
       });
       return;

@@ -206,7 +206,7 @@ struct Decode {
     parallel_near(launch, groups * blocks.count, [&](int64_t task, int worker) {
       Arena arena(launch.workspace + worker * need.used());
       const Scratch<T> r = Scratch<T>::cut(arena, K);
-      const int64_t block = task / groups, row = task % groups * rows, end = row + rows < B ? row + rows : B;
+      const int64_t block = task % blocks.count, row = task / blocks.count * rows, end = row + rows < B ? row + rows : B;
       load_channels<T, E>(args.dt_bias, args.x.dtype, blocks.first(block), blocks.width(block), r.bias);
       load_channels<T, E>(args.D, args.x.dtype, blocks.first(block), blocks.width(block), r.skip);
       for (int64_t t = 0; t < tokens; ++t) token(r, row, end, t, block);
