@@ -71,7 +71,7 @@ constexpr int reverse_shared_bytes(int D) {
 }
 constexpr int gradients_shared_bytes(int D) {
   const int tile = D / 64 * kTileChunk * 128;
-  return 2048 + 8 * tile + 2 * D * D * 2 + 2 * 8192 + 4 * 64 * 2 * (6 + 8) + 512;
+  return 2048 + 8 * tile + 2 * D * D * 2 + 2 * 8192 + 4 * 64 * 2 * (6 + 8) + 640;
 }
 
 }  // namespace linnet::cuda
