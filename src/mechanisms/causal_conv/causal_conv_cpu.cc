@@ -400,7 +400,7 @@ template <class T, class E>
 struct Decode {
   static constexpr int kSteps = 16;        // tokens at a time; the state moves on between
   static constexpr int64_t kRows = 8;      // batch rows of a task
-  static constexpr int64_t kAlone = 2048;  // elements: 1.5 us of one core
+  static constexpr int64_t kAlone = 8192;  // elements: 5 us of one core
   using X = Vec<T>;
   using V = typename X::V;
   // Vectors side by side: from the state to silu's quotient are 100 cycles, more than the core looks ahead.
