@@ -468,8 +468,8 @@ struct Decode {
     const int64_t bytes = worker_bytes(W);
     if (tokens == 0 || B == 0) return;
     if (tokens == 1 && W == 4 && args.state.stride[1] == 3) {
-      // A task is a tile of columns of some batch rows, which share its taps. Threads part by rows: parted by columns, a core's
-      // prefetches run into lines that the other one has just written. Few channels are not worth a second thread.
+      // A task is a tile of columns of some batch rows, which share its taps. Threads part by rows: parted by columns two of
+      // them take a third longer. Few channels are not worth a second thread.
       const int64_t rows = B * D <= kAlone ? B : B < 2 * kRows ? (B + 1) / 2 : kRows, groups = blocks(B, rows);
       const int64_t tasks = groups > 1 ? groups * columns : 1;
       parallel_near(launch, tasks, [&](int64_t task, int worker) {
