@@ -1,7 +1,8 @@
 #!/bin/bash
 # gpu_run.sh [FOLDER] [PART ...]: on a machine with a GPU, checks and measures what gpu_build.sh made: every operator that has
-# CUDA kernels. Parts: tests check torch sanitizer bench training; all of them when none is named. Ends with a summary; exit 0 only when
-# everything passed. FOLDER/results.md then holds all of it as a page for docs/results (machine, commit, tables).
+# CUDA kernels. Parts: tests check torch sanitizer, beside each other, then bench and training, each alone; all of them when none is
+# named. Ends with a summary; exit 0 only when everything passed. FOLDER/results.md then holds all of it as a page for docs/results
+# (machine, commit, tables).
 #
 #   PEERS=1           measures the peers of `linnet bench --peers` too, as far as FOLDER/peers or PYTHONPATH has them; what those
 #                     compile when first called is compiled beside the checks (gpu_peers.py)
@@ -17,8 +18,7 @@ results=$folder/results.md
 export PYTHONPATH="$folder/python:$folder/peers${PYTHONPATH:+:$PYTHONPATH}"
 operators=$("$linnet" list | awk '/ cuda / {print $1}')
 [ -n "$operators" ] || { echo "gpu_run.sh: no operator runs on a GPU here: $("$linnet" info linear | grep '^ *cuda')"; exit 2; }
-summary=()
-failed=0
+rm -f "$folder"/*.md "$folder/summary"
 {
   echo "# $(nvidia-smi --query-gpu=name --format=csv,noheader | head -1), $(date -u +%Y-%m-%d)"
   echo
@@ -26,18 +26,11 @@ failed=0
     "$(python3 -c 'import torch; print("PyTorch", torch.__version__)' 2> /dev/null || echo "no PyTorch"). Made by tools/gpu_run.sh."
 } > "$results"
 part() {  # name command...: runs it, and remembers how it went
-  local name=$1 start=$SECONDS code
+  local name=$1 start=$SECONDS outcome=passed
   shift
-  echo "== $name"
-  printf '\n## %s\n\n' "$name" >> "$results"
-  "$@" 2>&1 | tee -a "$results"
-  code=${PIPESTATUS[0]}
-  if [ "$code" -eq 0 ]; then
-    summary+=("$name: passed ($((SECONDS - start)) s)")
-  else
-    summary+=("$name: FAILED with $code ($((SECONDS - start)) s)")
-    failed=1
-  fi
+  printf '\n## %s\n\n' "$name"
+  "$@" 2>&1 || outcome="FAILED with $?"
+  echo "- $name: $outcome ($((SECONDS - start)) s)" >> "$folder/summary"
 }
 indented() { "$@" 2>&1 | sed 's/^/    /'; return "${PIPESTATUS[0]}"; }
 
@@ -166,8 +159,8 @@ if [ -n "${PEERS:-}" ] && [[ " $parts " == *" bench "* ]]; then
   compile_peers &
   compiling=$!
 fi
-for word in $parts; do
-  case $word in
+begin() {
+  case $1 in
     tests) part "Functions of src/ptx" indented "$folder/ptx_test" --gtest_brief=1 ;;
     check)
       part "Vector files" vectors
@@ -177,16 +170,31 @@ for word in $parts; do
       ;;
     torch) part "Torch operators" indented python3 tests/gpu/test_gpu.py ;;
     sanitizer) part "compute-sanitizer" sanitizer ;;
-    bench)
-      [ -z "${compiling:-}" ] || wait "$compiling"
-      part "Speed" bench
-      ;;
+    bench) part "Speed" bench ;;
     training) part "First calls and memory of a training step" timeout 90 python3 tools/gpu_training.py ;;
-    *) echo "gpu_run.sh: no part named $word"; exit 2 ;;
+    *) echo "gpu_run.sh: no part named $1"; exit 2 ;;
+  esac
+}
+jobs=() checks=() timed=()
+for word in $parts; do
+  case $word in
+    bench | training) timed+=("$word") ;;
+    *)
+      checks+=("$word")
+      begin "$word" > "$folder/$word.md" &
+      jobs+=($!)
+      ;;
   esac
 done
-echo "== summary"
+code=0
+for job in "${jobs[@]}"; do wait "$job" || code=$?; done
+for word in "${checks[@]}"; do cat "$folder/$word.md"; done | tee -a "$results"
+[ $code -eq 0 ] || exit $code
+[ -z "${compiling:-}" ] || wait "$compiling"
+for word in "${timed[@]}"; do begin "$word" | tee -a "$results"; done
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-printf '\n## Summary\n\n' >> "$results"
-printf '%s\n' "${summary[@]}" | sed 's/^/- /' | tee -a "$results"
-exit $failed
+{
+  printf '\n## Summary\n\n'
+  cat "$folder/summary"
+} | tee -a "$results"
+! grep -q FAILED "$folder/summary"
