@@ -47,7 +47,7 @@ def cases(operator, words):
         letters = {name: int(value) for name, value in word.items() if name[0].isupper()}
         options = {name: word.get(name, value) for name, value in defaults.items()}
         message = {"op": operator, "letters": letters, "options": options, "lengths": {}, "device": "cuda"}
-        yield {**message, "dtype": word["dtype"], "pass": word.get("pass", "fwd"), "other": word.get("other", "").split(",")}
+        yield {**message, "dtype": word["dtype"], "pass": word.get("pass", "fwd"), "other": word["other"].split(",") if "other" in word else []}
 
 
 operators, *lines = line.split(";")
