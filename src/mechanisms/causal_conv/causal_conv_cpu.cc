@@ -471,12 +471,12 @@ struct Decode {
       // A task is a tile of columns of some batch rows, which share its taps. Threads part by rows: parted by columns two of
       // them take a third longer. Few channels are not worth a second thread.
       const int64_t rows = B * D <= kAlone ? B : B < 2 * kRows ? (B + 1) / 2 : kRows, groups = blocks(B, rows);
-      const int64_t tasks = groups > 1 ? groups * columns : 1;
+      const int64_t tasks = groups > 1 ? groups * columns : 1, step = groups > 1 ? columns : 1;
       parallel_near(launch, tasks, [&](int64_t task, int worker) {
         Arena arena(launch.workspace + worker * bytes);
         Tile<T> r = Tile<T>::cut(arena, W, kSteps);
         const int64_t first = task / columns * rows, end = first + rows < B ? first + rows : B;
-        for (int64_t column = task % columns; column<columns; column += groups> 1 ? columns : 1) {
+        for (int64_t column = task % columns; column < columns; column += step) {
           r.begin(args, column * kChannels, D);
           for (int64_t b = first; b < end; ++b) four_taps(args, r, b, out.out.at<E>(b, 0, r.c0));
         }
