@@ -354,6 +354,19 @@ __device__ __forceinline__ void send_results(const Engine& e, const Walk& w, int
   ptx::fence_async_shared();
 }
 
+// S^T of a warpgroup, [64 values, K], its channels times their factors.
+template <int kState>
+__device__ __forceinline__ void scale_channels(float (&S)[kState], const float* factors, int thread) {
+#pragma unroll
+  for (int j = 0; j < kState; j += 4) {
+    const float2 f = *reinterpret_cast<const float2*>(factors + j / 4 * 8 + thread % 4 * 2);
+    S[j] *= f.x;
+    S[j + 1] *= f.y;
+    S[j + 2] *= f.x;
+    S[j + 3] *= f.y;
+  }
+}
+
 // S^T of a warpgroup, [64 values, K], rounded, through `image` to memory as it lies there.
 template <int kState>
 __device__ __forceinline__ void keep_state(const float (&S)[kState], char* image, char* to, bool again, int group, int thread) {
@@ -393,16 +406,6 @@ __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, i
 #pragma unroll
     for (int j = 0; j < kState; ++j) S[j] = given ? e.in_factor * element(e.initial, j) : 0;
   }
-  const auto scale_state = [&](const float* factors) {
-#pragma unroll
-    for (int j = 0; j < kState; j += 4) {
-      const float2 f = *reinterpret_cast<const float2*>(factors + j / 4 * 8 + thread % 4 * 2);
-      S[j] *= f.x;
-      S[j + 1] *= f.y;
-      S[j + 2] *= f.x;
-      S[j + 3] *= f.y;
-    }
-  };
   for (int i = 0; i < w.count; ++i) {
     const int stage = i % kStages, slot = i % 2, chunk = e.reverse ? w.first - i : w.first + i, rows = chunk_rows(w, chunk);
     const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]), p = ptx::shared_address(s.p[slot]);
@@ -420,7 +423,7 @@ __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, i
         const int64_t number = channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + chunk;
         keep_state(S, s.q[group], tile.kept + ((number * e.H + h) * (V / 64) + group) * (K * 128), i > 0, group, thread);
       }
-      scale_state(s.before[slot]);
+      scale_channels(S, s.before[slot], thread);
       ptx::hold(S);
       ptx::wgmma_fence();
 #pragma unroll
@@ -431,7 +434,7 @@ __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, i
       ptx::wgmma_wait<0>();
       ptx::hold(S);
     } else if (s.split[slot] == 0) {
-      scale_state(s.before[slot]);
+      scale_channels(S, s.before[slot], thread);
       round_state();
       ptx::hold(A);
       ptx::hold(S);
@@ -452,7 +455,7 @@ __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, i
       ptx::wgmma_wait<0>();
       ptx::hold(S);
       ptx::hold(O);
-      scale_state(s.after[slot]);
+      scale_channels(S, s.after[slot], thread);
       stage_results(O, 0, e.scale, s.v[stage] + group * kPanel, group, thread);
       send_results(e, w, h, group, chunk, rows, s.v[stage] + group * kPanel, thread);
     } else {
@@ -460,7 +463,7 @@ __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, i
       for (int part = 0; part < 4; ++part) {
         float o[8];
         round_state();
-        scale_state(s.parts[slot][part]);
+        scale_channels(S, s.parts[slot][part], thread);
         ptx::hold(A);
         ptx::hold(S);
         ptx::wgmma_fence();

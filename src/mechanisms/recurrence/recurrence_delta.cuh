@@ -2,7 +2,7 @@
 #pragma once
 
 #include "mechanisms/recurrence/recurrence_delta.h"
-#include "mechanisms/recurrence/recurrence_tile.cuh"
+#include "mechanisms/recurrence/recurrence_segment.cuh"
 
 namespace linnet::cuda {
 namespace {
@@ -32,21 +32,6 @@ __device__ inline Place place_of(const Engine& e, int64_t slot) {
   }
   const int64_t begin = offset(e, low), end = offset(e, low + 1), chunk = slot - begin / C - low;
   return {low, chunk >= 0 && chunk * C < end - begin ? static_cast<int>(chunk) : -1};
-}
-
-// The chunks of a segment.
-__device__ inline Walk segment_of(const Delta& delta, int64_t n, int segment) {
-  Walk w = walk_of(delta.e, n, 0, false);
-  const int chunks = w.count, part = static_cast<int>(delta.segment / C);
-  const int segments = w.length <= kLongest ? 1 : (chunks + part - 1) / part;
-  if (segments > 1) {
-    w.first = segment * part;
-    w.count = min(chunks, w.first + part) - w.first;
-  }
-  if (segment >= segments) w.count = 0;
-  w.starts = segment == 0;
-  w.ends = segment == segments - 1;
-  return w;
 }
 
 // For gradients, a beta of 0 counts as this: what is divided by it again must not be lost.

@@ -4,26 +4,12 @@
 
 #include "mechanisms/recurrence/recurrence_channel.cuh"
 #include "mechanisms/recurrence/recurrence_kda.h"
+#include "mechanisms/recurrence/recurrence_segment.cuh"
 
 namespace linnet::cuda {
 namespace {
 
 constexpr int kFetched = 2;  // chunks in shared memory
-
-// The chunks of a segment.
-__device__ inline Walk kda_segment(const Engine& e, int64_t n, int segment, KdaPhase phase) {
-  Walk w = walk_of(e, n, 0, false);
-  const int chunks = w.count, part = static_cast<int>(kKdaSegment / C);
-  const int segments = phase == KdaPhase::whole || w.length <= kLongest ? 1 : (chunks + part - 1) / part;
-  if (segments > 1) {
-    w.first = segment * part;
-    w.count = min(chunks, w.first + part) - w.first;
-  }
-  if (segment >= segments) w.count = 0;
-  w.starts = segment == 0;
-  w.ends = segment == segments - 1;
-  return w;
-}
 
 // Whether the last (first) chunks of a segment forget what is before them.
 __device__ __forceinline__ int32_t& forgets(const Kda& t, int64_t n, int h, int segment, bool first) {
@@ -38,17 +24,6 @@ __device__ __forceinline__ int state_value(int j, int group, int thread) {
 __device__ __forceinline__ float& state_element(const States& states, int64_t n, int h, int j, int group, int thread) {
   return states.data[n * states.stride_n + h * states.stride_h + state_channel(j, thread) * states.stride_row +
                      state_value(j, group, thread) * states.stride_column];
-}
-template <int kState>
-__device__ __forceinline__ void scale_channels(float (&S)[kState], const float* factors, int thread) {
-#pragma unroll
-  for (int j = 0; j < kState; j += 4) {
-    const float2 f = *reinterpret_cast<const float2*>(factors + j / 4 * 8 + thread % 4 * 2);
-    S[j] *= f.x;
-    S[j + 1] *= f.y;
-    S[j + 2] *= f.x;
-    S[j + 3] *= f.y;
-  }
 }
 __device__ __forceinline__ void sync_values(int group) { group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>(); }
 

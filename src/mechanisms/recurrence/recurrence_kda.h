@@ -50,6 +50,7 @@ inline constexpr float kKdaLeastBeta = 0x1p-40f;
 enum class KdaPhase : int32_t { whole, probe, summary, joined };
 
 struct Kda {
+  static constexpr int64_t segment = kKdaSegment;
   TensorMap q, k, v, g;
   Engine e;
   bool wide = false;

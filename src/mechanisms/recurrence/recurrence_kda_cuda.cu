@@ -280,7 +280,7 @@ __device__ void kda_kernel(const Kda& t) {
   // chunks.
   const int what = blockIdx.z;
   const bool probe = t.phase == KdaPhase::probe, map = !reads && what > 0;
-  Walk w = kda_segment(t.e, n, segment, t.phase);
+  Walk w = segment_of(t, n, segment, t.phase != KdaPhase::whole);
   if (w.count == 0 && segment > 0) return;
   if (!reads && (probe || t.phase == KdaPhase::summary)) {
     if (what == 2 ? segment == 0 : w.ends) return;  // nobody ends before the first segment, or starts behind the last

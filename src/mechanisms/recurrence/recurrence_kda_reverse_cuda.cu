@@ -219,7 +219,7 @@ __device__ void reverse_kda(const Kda& t) {
   const bool summary = t.phase == KdaPhase::summary;
   const int h = blockIdx.x % t.e.H, segment = blockIdx.y + (summary ? 1 : 0);
   const int64_t n = blockIdx.x / t.e.H;
-  Walk w = kda_segment(t.e, n, segment, t.phase);
+  Walk w = segment_of(t, n, segment, t.phase != KdaPhase::whole);
   if (w.count == 0 && segment > 0) return;
   if (summary && forgets(t, n, h, segment, true) != 0) {
     w.count = min(w.count, kKdaProbe);
