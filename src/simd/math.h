@@ -157,17 +157,31 @@ LINNET_INLINE V exp2_nonpositive(V t) {
   return fma(f, exp2_tail(f), splat<V>(typename R::T(1))) * from_bits(bits(m) << R::kMantissa);
 }
 
-// 2^n (e^r - 1) + (2^n - 1), computed with 2^(n-1) because 2^n may overflow where the result does not.
+// expm1(x) of x = n ln 2 + r and tail = e^r - 1: 2^n tail + (2^n - 1), computed with 2^(n-1) because 2^n may overflow where the
+// result does not. n == 0: exact for tiny x; the sign of zero.
+template <class V>
+LINNET_INLINE V expm1_of(V tail, V n, V x) {
+  using T = typename Real<V>::T;
+  const V power = power_of_two(n - T(1)), large = fma(power, tail, power - T(0.5)) * T(2);
+  return copysign(select(eq(n, V{}), tail, large), x);
+}
+
 template <class V>
 LINNET_INLINE V expm1(V x) {
   using R = Real<V>;
-  using T = typename R::T;
   const V clamped = min(splat<V>(R::kExpHigh), max(splat<V>(R::kExpm1Low), x));
   V n;
   const V r = reduce_exp(clamped, &n);
-  const V small = fma(r * r, exp_tail(r), r), power = power_of_two(n - T(1));
-  const V large = fma(power, small, power - T(0.5)) * T(2);
-  return copysign(select(eq(n, V{}), small, large), x);  // n == 0: exact for tiny x; the sign of zero
+  return expm1_of(fma(r * r, exp_tail(r), r), n, x);
+}
+
+// expm1(x) where `small` holds, which needs x >= -18 (-40), else exp(x): the bits of both, their range reduction shared.
+template <class V, class M>
+LINNET_INLINE V expm1_or_exp(V x, M small) {
+  using R = Real<V>;
+  V n;
+  const V r = reduce_exp(min(splat<V>(R::kExpHigh), max(splat<V>(R::kExpLow), x)), &n), tail = fma(r * r, exp_tail(r), r);
+  return select(small, expm1_of(tail, n, x), scale_by_power(tail + typename R::T(1), n));
 }
 
 // x = 2^e m with sqrt(1/2) <= m < sqrt(2); x positive, normal and finite. biased = e + kBias

@@ -87,19 +87,6 @@ struct ChunkScratch {
 
 // ---- decays ---------------------------------------------------------------------------------------------------------------
 
-// expm1(x) where `small` holds, which needs x >= -18 (-40), else exp(x): the bits of both, their range reduction shared.
-template <class V, class M>
-LINNET_INLINE V expm1_or_exp(V x, M small) {
-  using R = Real<V>;
-  using T = typename R::T;
-  const V clamped = min(splat<V>(R::kExpHigh), max(splat<V>(R::kExpLow), x));
-  V n;
-  const V r = reduce_exp(clamped, &n);
-  const V tail = fma(r * r, exp_tail(r), r), power = power_of_two(n - T(1));
-  const V large = fma(power, tail, power - T(0.5)) * T(2);
-  return select(small, copysign(select(eq(n, V{}), tail, large), x), scale_by_power(tail + T(1), n));
-}
-
 // S_C = keep S_0 + (factor S_0 + ...) for a sum of log decays over the chunk: expm1 and 1 for decays above a half, else exp and
 // 0, both from one range reduction. Returns which decays are above a half.
 template <class T>
