@@ -62,9 +62,9 @@ struct TileFunctions {
 
 struct SimdTable {
   int lanes_f32;
-  bool fused;  // multiply-adds round once
-  const VectorFunction*
-      functions;  // ended by a null name: exp, exp2_nonpositive, ..., then round, abs, sqrt, integer (to and back)
+  bool fused;                       // multiply-adds round once
+  const VectorFunction* functions;  // ended by a null name: exp, exp2_nonpositive, ..., then round, abs, sqrt, integer (to and
+                                    // back), expm1_or_exp (above -1)
   void (*fold_f32)(const float* x, float* sum, float* highest, float* lowest);  // over lanes_f32 values
   void (*fold_f64)(const double* x, double* sum, double* highest, double* lowest);
   void (*gemm_f32)(const GemmCall<float>& call);

@@ -34,6 +34,7 @@ static const VectorFunction kFunctions[] = {
     LINNET_FUNCTION("abs", abs(v)),
     LINNET_FUNCTION("sqrt", sqrt(v)),
     LINNET_FUNCTION("integer", from_int(to_int(v))),
+    LINNET_FUNCTION("expm1_or_exp", expm1_or_exp(v, gt(v, splat<decltype(v)>(-1.f)))),
     {nullptr, nullptr, nullptr},
 };
 

@@ -260,6 +260,27 @@ TEST_P(Math, special_values) {
 
 INSTANTIATE_TEST_SUITE_P(, Math, testing::ValuesIn(kMath), [](const auto& p) { return std::string(p.param.name); });
 
+template <class T, class Apply>
+void expect_bits_of_both(const Apply& apply) {  // apply(function, x, y, n)
+  constexpr int kCount = 999;
+  std::vector<T> x(kCount), both(kCount), small(kCount), large(kCount);
+  for (int i = 0; i < kCount; ++i) x[i] = std::ldexp(static_cast<T>(i % 2 == 0 ? -1 - i : 1 + i), i % 37 - 24);
+  x[0] = -std::numeric_limits<T>::infinity(), x[1] = 0, x[2] = -T(0), x[3] = -1, x[4] = std::numeric_limits<T>::quiet_NaN();
+  apply("expm1_or_exp", x.data(), both.data(), kCount);
+  apply("expm1", x.data(), small.data(), kCount);
+  apply("exp", x.data(), large.data(), kCount);
+  for (int i = 0; i < kCount; ++i) {
+    const T& want = x[i] > -1 ? small[i] : large[i];
+    EXPECT_EQ(std::memcmp(&both[i], &want, sizeof want), 0) << x[i];
+  }
+}
+TEST(Expm1OrExp, has_the_bits_of_both) {
+  for (const Isa isa : usable()) {
+    expect_bits_of_both<float>([&](const char* f, const float* x, float* y, int n) { find(isa, f).f32(x, y, n); });
+    expect_bits_of_both<double>([&](const char* f, const double* x, double* y, int n) { find(isa, f).f64(x, y, n); });
+  }
+}
+
 TEST(Exp2, is_zero_from_where_it_says) {
   for (const Isa isa : usable()) {
     for (float t = -125; t > -160; t -= 0.01f) {
