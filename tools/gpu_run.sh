@@ -121,6 +121,7 @@ speeds=(
   "2 gated_delta;B=16 T=2048 other=g $chunks;B=1 T=32768 other=g $chunks"
   "4 gated_delta;B=16 T=2048 $chunks;B=1 T=32768 $chunks"
   "0 linear_decode gla_decode delta_decode gated_delta_decode;B=16|64|256 $one"
+  "0 gated_delta_decode;B=16|64|256 other=g $one"
   "0 decay_decode;B=16|64|256 with=g $one"
   "0 mamba_ssd_decode;B=16|64|256 T=1 H=32 V=128 G=1 K=128 with=D,z,dt_bias dtype=bf16"
   "1 causal_conv;B=16 T=2048 E=2048 W=4 dtype=bf16|f32 pass=fwd|fwd+bwd"

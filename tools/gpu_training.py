@@ -1,7 +1,8 @@
 """What a training step asks for beside its time: how long the first call of each operator takes in a fresh process (PyTorch's context is
 there, the kernels are not loaded), and the memory of a step at 16,2048,16,128 and 1,32768,16,128 in bf16, beside flash-linear-attention
-where it can be imported. Run by gpu_run.sh; prints Markdown."""
+where it can be imported; of the operators that are named, or of all. Run by gpu_run.sh; prints Markdown."""
 
+import sys
 import time
 
 import torch
@@ -16,8 +17,9 @@ RULES = {
     "gla": (linnet.gla, "gla", "chunk_gla", "G"),
     "delta": (linnet.delta, "delta_rule", "chunk_delta_rule", "b"),
     "gated_delta": (linnet.gated_delta, "gated_delta_rule", "chunk_gated_delta_rule", "gb"),
-    "gated_delta, g per channel": (linnet.gated_delta, "kda", "chunk_kda", "Gb"),
+    "kda": (linnet.gated_delta, "kda", "chunk_kda", "Gb"),
 }
+RULES = {name: RULES[name] for name in sys.argv[1:] or RULES}
 
 
 def inputs(B, T, gates):
