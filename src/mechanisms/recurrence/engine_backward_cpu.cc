@@ -4,9 +4,9 @@
 // chunks (16 MB); longer sequences first walk forward once, keeping the state before each segment, then take the segments from
 // the last to the first: states of its chunks again, then its chunks backward with the gradient of the state resident.
 //
-// Too few tasks for the workers: all of them on one. Slices of columns walk the states forward, then their gradients backward,
-// keeping those too; given both, the chunks of a segment are independent, and are handed in from the last to the first. Every
-// product is the one of the walk above: no bit changes.
+// Too few tasks for the workers: all of them on one. Its heads, or slices of columns where there are fewer heads than workers,
+// walk the states forward, then their gradients backward, keeping those too; given both, the chunks of a segment are
+// independent, and are handed in from the last to the first. Every product is the one of the walk above: no bit changes.
 #include "engine_backward.h"
 #include "walk.h"
 
@@ -131,23 +131,19 @@ struct BackwardWalk {
   void end() const {
     for (int head = 0; head < source.shape.share; ++head) source.end_gradient(n, h0 + head, plan.state, of(m.dstate, 0, head));
   }
-  // States before the segments.
-  void segment_states(const ChunkScratch<T>& c, int left, int right) const {
-    for (int head = 0; head < source.shape.share; ++head) {
-      for (int64_t i = 0; i < segments(); ++i) {
-        copy(of(m.kept, i, head), of(m.state, 0, head), left, right);
-        for (int64_t j = 0; i + 1 < segments() && j < chunks(i); ++j) advance(c, head, token(i, j), nullptr, left, right);
-      }
+  // A head's states before the segments.
+  void segment_states(const ChunkScratch<T>& c, int head, int left, int right) const {
+    for (int64_t i = 0; i < segments(); ++i) {
+      copy(of(m.kept, i, head), of(m.state, 0, head), left, right);
+      for (int64_t j = 0; i + 1 < segments() && j < chunks(i); ++j) advance(c, head, token(i, j), nullptr, left, right);
     }
   }
-  // States before the chunks of segment i.
-  void chunk_states(const ChunkScratch<T>& c, int64_t i, int left, int right) const {
-    for (int head = 0; head < source.shape.share; ++head) {
-      copy(of(m.state, 0, head), of(m.kept, i, head), left, right);
-      for (int64_t j = 0; j < chunks(i); ++j) {
-        copy(of(m.states, j, head), of(m.state, 0, head), left, right);
-        if (j + 1 < chunks(i) || source.shape.beta) advance(c, head, token(i, j), res_of(j, head), left, right);
-      }
+  // A head's states before the chunks of segment i.
+  void chunk_states(const ChunkScratch<T>& c, int64_t i, int head, int left, int right) const {
+    copy(of(m.state, 0, head), of(m.kept, i, head), left, right);
+    for (int64_t j = 0; j < chunks(i); ++j) {
+      copy(of(m.states, j, head), of(m.state, 0, head), left, right);
+      if (j + 1 < chunks(i) || source.shape.beta) advance(c, head, token(i, j), res_of(j, head), left, right);
     }
   }
   T* res_of(int64_t j, int head) const {
@@ -158,18 +154,16 @@ struct BackwardWalk {
     source.load_dout(n, h0 + head, at, rows, tiles, w.b.d2 + rows * w.c.ldv);
     chunk_prepare(source.shape, rows, w.c, true, scores);
   }
-  // Gradients of the states after the chunks of segment i.
-  void chunk_dstates(const WorkerMemory<T>& w, int64_t i, int left, int right) const {
+  // The gradients of a head's states after the chunks of segment i.
+  void chunk_dstates(const WorkerMemory<T>& w, int64_t i, int head, int left, int right) const {
     const EngineShape& s = source.shape;
+    T* dstate = of(m.dstate, 0, head);
     for (int64_t j = chunks(i) - 1; j >= 0; --j) {
       const int rows = rows_of(token(i, j));
-      for (int head = 0; head < s.share; ++head) {
-        T* dstate = of(m.dstate, 0, head);
-        copy(of(m.dstates, j, head), dstate, left, right);
-        load(w, head, token(i, j), rows, w.c.tiles(rows, true, left, right), s.beta);
-        if (s.beta) chunk_dvalues(s, rows, plan.state, dstate, res_of(j, head), w.c, w.b, left, right);
-        chunk_dstate(s, rows, plan.state, dstate, w.c, w.b, left, right);
-      }
+      copy(of(m.dstates, j, head), dstate, left, right);
+      load(w, head, token(i, j), rows, w.c.tiles(rows, true, left, right), s.beta);
+      if (s.beta) chunk_dvalues(s, rows, plan.state, dstate, res_of(j, head), w.c, w.b, left, right);
+      chunk_dstate(s, rows, plan.state, dstate, w.c, w.b, left, right);
     }
   }
   // The gradients of chunk j of segment i; dstates: after the chunk. turn() is called before they are handed in.
@@ -194,12 +188,12 @@ struct BackwardWalk {
 
 template <class T>
 void backward_task(const BackwardWalk<T>& walk, const WorkerMemory<T>& w) {
-  const int V = walk.source.shape.V;
+  const int V = walk.source.shape.V, heads = walk.source.shape.share;
   w.c.ahead->clear();
   walk.begin();
-  walk.segment_states(w.c, 0, V);
+  for (int head = 0; head < heads; ++head) walk.segment_states(w.c, head, 0, V);
   for (int64_t i = walk.segments() - 1; i >= 0; --i) {
-    walk.chunk_states(w.c, i, 0, V);
+    for (int head = 0; head < heads; ++head) walk.chunk_states(w.c, i, head, 0, V);
     for (int64_t j = walk.chunks(i) - 1; j >= 0; --j) walk.gradients(w, i, j, walk.m.dstate, true, [] {});
   }
   walk.end();
@@ -208,21 +202,22 @@ void backward_task(const BackwardWalk<T>& walk, const WorkerMemory<T>& w) {
 template <class T, class MemoryOf>
 void backward_ladder(const BackwardWalk<T>& walk, const Launch& launch, const MemoryOf& memory_of) {
   const FlushSubnormals flush;  // begin and end as in a task
-  const int V = walk.source.shape.V, slice = column_slice<T>(V, launch.workers), tasks = (V + slice - 1) / slice;
-  const auto by_columns = [&](const auto& body) {
-    parallel(launch, tasks, [&](int64_t task, int worker) {
+  const int V = walk.source.shape.V, heads = walk.source.shape.share;
+  const int slice = heads < launch.workers ? column_slice<T>(V, launch.workers) : V, slices = (V + slice - 1) / slice;
+  const auto by_heads = [&](const auto& body) {
+    parallel(launch, heads * slices, [&](int64_t task, int worker) {
       const WorkerMemory<T> w = memory_of(worker);
-      const int left = static_cast<int>(task) * slice;
+      const int left = static_cast<int>(task) % slices * slice;
       w.c.ahead->clear();
-      body(w, left, left + slice < V ? left + slice : V);
+      body(w, static_cast<int>(task) / slices, left, left + slice < V ? left + slice : V);
     });
   };
   walk.begin();
-  by_columns([&](const WorkerMemory<T>& w, int left, int right) { walk.segment_states(w.c, left, right); });
+  by_heads([&](const WorkerMemory<T>& w, int head, int left, int right) { walk.segment_states(w.c, head, left, right); });
   for (int64_t i = walk.segments() - 1; i >= 0; --i) {
-    by_columns([&](const WorkerMemory<T>& w, int left, int right) {
-      walk.chunk_states(w.c, i, left, right);
-      walk.chunk_dstates(w, i, left, right);
+    by_heads([&](const WorkerMemory<T>& w, int head, int left, int right) {
+      walk.chunk_states(w.c, i, head, left, right);
+      walk.chunk_dstates(w, i, head, left, right);
     });
     const int64_t count = walk.chunks(i);
     int64_t taken = 0, handed = 0;  // chunks, from the last on
