@@ -72,9 +72,9 @@ LINNET_INLINE V decode_vector(T* state, T* rest, V k, V v, int lanes) {
 }
 
 // The whole state is N vectors wide; kCut: of the last one only `lanes` columns exist.
-template <int N, bool kCut, bool kCompensated, bool kFetch, class T>
+template <int N, bool kCut, bool kCompensated, class T>
 void decode_narrow(int I, int lanes, T* state, int64_t pitch, T* rest, int64_t rest_pitch, const T* k, const T* q, const T* v,
-                   T* o, int64_t ahead) {
+                   T* o) {
   using X = Vec<T>;
   using V = typename X::V;
   V vs[N], os[N] = {};
@@ -82,7 +82,6 @@ void decode_narrow(int I, int lanes, T* state, int64_t pitch, T* rest, int64_t r
   for (int j = 0; j < N; ++j) vs[j] = X::load(v + j * X::W);
   for (int i = 0; i < I; ++i, state += pitch, rest += kCompensated ? rest_pitch : 0) {
     const V ki = X::broadcast(k[i]), qi = X::broadcast(q[i]);
-    if constexpr (kFetch) fetch_row<N>(state + ahead);
 #pragma GCC unroll 8
     for (int j = 0; j < N - (kCut ? 1 : 0); ++j) {
       os[j] = fma(qi, decode_vector<false, kCompensated>(state + j * X::W, rest + j * X::W, ki, vs[j], X::W), os[j]);
@@ -115,35 +114,23 @@ void decode_wide(int I, int J, T* state, int64_t pitch, T* rest, int64_t rest_pi
   }
 }
 
-template <int N, bool kCompensated, bool kFetch, class T>
+template <int N, bool kCompensated, class T>
 void decode_by_width(int I, int J, T* state, int64_t pitch, T* rest, int64_t rest_pitch, const T* k, const T* q, const T* v,
-                     T* o, int64_t ahead) {
+                     T* o) {
   constexpr int W = Vec<T>::W;
-  if (J == N * W) {
-    return decode_narrow<N, false, kCompensated, kFetch>(I, W, state, pitch, rest, rest_pitch, k, q, v, o, ahead);
-  }
+  if (J == N * W) return decode_narrow<N, false, kCompensated>(I, W, state, pitch, rest, rest_pitch, k, q, v, o);
   if (J > (N - 1) * W) {
-    return decode_narrow<N, true, kCompensated, kFetch>(I, J - (N - 1) * W, state, pitch, rest, rest_pitch, k, q, v, o, ahead);
+    return decode_narrow<N, true, kCompensated>(I, J - (N - 1) * W, state, pitch, rest, rest_pitch, k, q, v, o);
   }
-  if constexpr (N > 1) {
-    return decode_by_width<N - 1, kCompensated, kFetch>(I, J, state, pitch, rest, rest_pitch, k, q, v, o, ahead);
-  }
+  if constexpr (N > 1) return decode_by_width<N - 1, kCompensated>(I, J, state, pitch, rest, rest_pitch, k, q, v, o);
 }
 
 // v and o: scratch of J elements, padded to whole vectors. kCompensated: rest, rows rest_pitch apart; otherwise it is not read.
-// ahead, if not 0: elements from this state to the next one, which is fetched into L2; for a state that was just read, whose
-// own rows come from there. A plain stream needs no such help.
 template <bool kCompensated, class T>
-void decode_step(int I, int J, T* state, int64_t pitch, T* rest, int64_t rest_pitch, const T* k, const T* q, const T* v, T* o,
-                 int64_t ahead = 0) {
+void decode_step(int I, int J, T* state, int64_t pitch, T* rest, int64_t rest_pitch, const T* k, const T* q, const T* v, T* o) {
   if (!kCompensated) rest = state;  // any valid address
   if (J > kDecodeVectors * Vec<T>::W) return decode_wide<kCompensated>(I, J, state, pitch, rest, rest_pitch, k, q, v, o);
-  if constexpr (!kCompensated) {
-    if (ahead != 0) {
-      return decode_by_width<kDecodeVectors, false, true>(I, J, state, pitch, rest, rest_pitch, k, q, v, o, ahead);
-    }
-  }
-  decode_by_width<kDecodeVectors, kCompensated, false>(I, J, state, pitch, rest, rest_pitch, k, q, v, o, 0);
+  decode_by_width<kDecodeVectors, kCompensated>(I, J, state, pitch, rest, rest_pitch, k, q, v, o);
 }
 
 }  // namespace linnet::LINNET_ISA

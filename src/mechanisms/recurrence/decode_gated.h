@@ -1,13 +1,8 @@
-// decode_gated: one token of a recurrence with decays and the delta rule, the state [I, J] in the caller's memory.
+// decode_gated: one token of a recurrence with decays, the state [I, J] in the caller's memory.
 //
-//   y = S^T x                                        with beta: what the state returns for the key
 //   S = keep S + (factor S + k u^T),   o = S^T q     per row: expm1(g) and 1, or exp(g) and 0 (engine_chunk.h, state_factors)
 //
-// Row after row as in decode.h. With beta the state is visited twice, the second time while its head (64 KB at 128 x 128) lies
-// in L2; both visits stream plain rows. On Zen 4 the first visit of a line takes 2.4 cycles and the second 3.1, an update in
-// place 2.8; with both products in the first visit, S'^T q = S^T (a q) + (q . k) u, it is 2.7 and 2.8. (Slices of columns do
-// not stay in L1: rows 512 bytes apart share an eighth of its sets.) What L3 and memory add is hidden: the second visit fetches
-// the next head (`ahead` elements further) into L2.
+// Row after row as in decode.h: 3 multiplications a vector, 3.1 cycles on Zen 4, where an update in place takes 2.8.
 #pragma once
 
 #include "decode.h"
@@ -48,23 +43,6 @@ LINNET_INLINE void store_lanes(T* p, typename Vec<T>::V v, bool cut, int lanes) 
   }
 }
 
-// y [J, padded] = S^T x; N vectors wide, kCut: of the last one only `lanes` columns exist.
-template <int N, bool kCut, class T>
-void decode_read(int I, int lanes, const T* state, int64_t pitch, const T* x, T* y) {
-  using X = Vec<T>;
-  using V = typename X::V;
-  V sums[N] = {};
-  for (int i = 0; i < I; ++i, state += pitch) {
-    const V xi = X::broadcast(x[i]);
-#pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) {
-      sums[j] = fma(xi, load_lanes(state + j * X::W, kCut && j == N - 1, lanes), sums[j]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int j = 0; j < N; ++j) X::store(y + j * X::W, sums[j]);
-}
-
 // One row: s = keep s + (f s + k u), o += q s. A sum runs beside multiplications; a third one does not: keep is 1 or 0.
 template <int N, bool kCut, bool kKeeps, class T, class V>
 LINNET_INLINE void decode_row(int lanes, T* state, V f, V k, V q, const V (&us)[N], V (&os)[N]) {
@@ -80,17 +58,16 @@ LINNET_INLINE void decode_row(int lanes, T* state, V f, V k, V q, const V (&us)[
   }
 }
 
-// S = keep S + (factor S + k u^T), o = scale S^T q. kFetch: what lies `ahead` will be wanted next.
-template <int N, bool kCut, bool kFetch, class T>
+// S = keep S + (factor S + k u^T), o = scale S^T q.
+template <int N, bool kCut, class T>
 void decode_write(int I, int lanes, T* state, int64_t pitch, const DecodeGates<T>& gates, const T* k, const T* q, const T* u,
-                  T* o, T scale, int64_t ahead) {
+                  T* o, T scale) {
   using X = Vec<T>;
   using V = typename X::V;
   V us[N], os[N] = {};
 #pragma GCC unroll 8
   for (int j = 0; j < N; ++j) us[j] = load_lanes(u + j * X::W, kCut && j == N - 1, lanes);
   const auto row = [&]<bool kKeeps>(int i, V f) {
-    if constexpr (kFetch) fetch_row<N>(state + ahead);
     decode_row<N, kCut, kKeeps>(lanes, state, f, X::broadcast(k[i]), X::broadcast(q[i]), us, os);
     state += pitch;
   };
@@ -127,21 +104,11 @@ LINNET_INLINE void decode_slices(int J, const Body& body) {
   for (int at = 0; at < J; at += most) decode_slice<kDecodeVectors, T>(J - at < most ? J - at : most, at, body);
 }
 
-// y: scratch, padded.
-template <class T>
-void decode_read(int I, int J, const T* state, int64_t pitch, const T* x, T* y) {
-  decode_slices<T>(J,
-                   [&]<int N, bool kCut>(int at, int lanes) { decode_read<N, kCut>(I, lanes, state + at, pitch, x, y + at); });
-}
 template <class T>
 void decode_gated_step(int I, int J, T* state, int64_t pitch, const DecodeGates<T>& gates, const T* k, const T* q, const T* u,
-                       T* o, T scale, int64_t ahead = 0) {
+                       T* o, T scale) {
   decode_slices<T>(J, [&]<int N, bool kCut>(int at, int lanes) {
-    if (ahead != 0) {
-      decode_write<N, kCut, true>(I, lanes, state + at, pitch, gates, k, q, u + at, o + at, scale, ahead);
-    } else {
-      decode_write<N, kCut, false>(I, lanes, state + at, pitch, gates, k, q, u + at, o + at, scale, 0);
-    }
+    decode_write<N, kCut>(I, lanes, state + at, pitch, gates, k, q, u + at, o + at, scale);
   });
 }
 

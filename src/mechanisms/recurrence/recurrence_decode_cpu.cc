@@ -1,6 +1,6 @@
 // recurrence_decode and its members on the vector units: per (batch row, head) and token one visit of the state in place, two
-// with beta (decode_gated.h).
-#include "decode_gated.h"
+// with beta (decode_delta.h).
+#include "decode_delta.h"
 #include "engine_chunk.h"
 #include "recurrence_source.h"
 #include "walk.h"
@@ -10,12 +10,12 @@ namespace {
 
 template <class T>
 struct DecodeRows {
-  T *q, *k, *g, *factor, *keep, *x;  // [ldk]; x: the key times the decays
-  T *v, *y, *o;                      // [ldv]
+  T *q, *k, *g, *factor, *keep, *x, *w;  // [ldk]; x, w: key and query times the decays
+  T *v, *o;                              // [ldv]
   LINNET_INLINE static DecodeRows cut(Arena& arena, const RecurrenceShape& s) {
     DecodeRows r;
-    for (T** row : {&r.q, &r.k, &r.g, &r.factor, &r.keep, &r.x}) *row = arena.take<T>(round_up<T>(s.K));
-    for (T** row : {&r.v, &r.y, &r.o}) *row = arena.take<T>(round_up<T>(s.V));
+    for (T** row : {&r.q, &r.k, &r.g, &r.factor, &r.keep, &r.x, &r.w}) *row = arena.take<T>(round_up<T>(s.K));
+    for (T** row : {&r.v, &r.o}) *row = arena.take<T>(round_up<T>(s.V));
     return r;
   }
 };
@@ -59,7 +59,7 @@ LINNET_INLINE DecodeToken<T> decode_token(const RecurrenceDecodeArgs& args, cons
   return token;
 }
 
-// What the log decays of the channels do to their rows of the state, and with beta to the key.
+// What the log decays of the channels do to their rows of the state, and with beta to key and query.
 template <class T, class E>
 void channel_gates(const RecurrenceDecodeArgs& args, int64_t b, int64_t t, int64_t h, int K, const DecodeToken<T>& token,
                    const DecodeRows<T>& r) {
@@ -70,7 +70,27 @@ void channel_gates(const RecurrenceDecodeArgs& args, int64_t b, int64_t t, int64
     if (!args.beta.given()) continue;
     const typename X::V factor = X::load(r.factor + c), decay = select(weak, factor + X::broadcast(T(1)), factor);
     X::store(r.x + c, decay * X::load(token.k + c, K - c));
+    X::store(r.w + c, decay * X::load(token.q + c, K - c));
   }
+}
+
+// Both visits of the delta rule; next: the state of the next task, or null.
+template <class T>
+void delta_step(const RecurrenceShape& s, const DecodeToken<T>& token, const DecodeGates<T>& gates, T decay, T* state,
+                int64_t pitch, const DecodeRows<T>& r, T* o, const T* next) {
+  using X = Vec<T>;
+  const int K = static_cast<int>(s.K), width = static_cast<int>(s.V);
+  typename X::V products = X::zero();
+  for (int c = 0; c < K; c += X::W) products = fma(X::load(token.q + c, K - c), X::load(token.k + c, K - c), products);
+  const DeltaToken<T> delta = {.k = token.k,
+                               .x = s.per_channel ? r.x : token.k,
+                               .w = s.per_channel ? r.w : token.q,
+                               .gates = gates,
+                               .decay = decay,
+                               .beta = token.beta,
+                               .product = sum(products),
+                               .scale = static_cast<T>(s.scale)};
+  decode_delta<T>(K, width, state, pitch, delta, token.v, o, next);
 }
 
 template <class T, class E>
@@ -82,8 +102,9 @@ void decode_head(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& ou
   const int64_t pitch = args.state.stride[2], ldv = round_up<T>(width);
   const T scale = static_cast<T>(s.scale);
   const bool delta = args.beta.given(), gated = args.g.given() || args.g_head.given();
-  // With beta, from this state to that of the next task: h + 1, or head 0 of batch row b + 1.
+  // From this state to that of the next task: h + 1, or head 0 of batch row b + 1.
   const int64_t next = h + 1 < s.H ? args.state.stride[1] : args.state.stride[0] - (s.H - 1) * args.state.stride[1];
+  const DecodeGates<T> gates = {gated ? r.factor : nullptr, r.keep, !s.per_channel};
   for (int64_t t = 0; t < s.T; ++t) {
     const DecodeToken<T> token = decode_token<T, E>(args, s, b, t, h, r);
     T a = 1;
@@ -95,29 +116,21 @@ void decode_head(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& ou
       state_factors<T>(X::broadcast(g), r.factor, r.keep);
       a = r.keep[0] + r.factor[0];
     }
-    const T* v = token.v;
-    if (delta) {  // what is written: beta (v - a y)
-      decode_read<T>(K, width, state, pitch, s.per_channel ? r.x : token.k, r.y);
-      for (int64_t j = 0; j < ldv; j += X::W) {
-        const typename X::V rest = fma(X::broadcast(-a), X::load(r.y + j), X::load(token.v + j));
-        X::store(r.v + j, X::broadcast(token.beta) * rest);
-      }
-      v = r.v;
-    }
     const bool last = more && t + 1 == s.T;
     if (last) fetch_token<E>(args, out, s, h + 1 < s.H ? b : b + 1, h + 1 < s.H ? h + 1 : 0);
-    const int64_t ahead = delta && last ? next : 0;
-    if (!gated) {
-      decode_step<false>(K, width, state, pitch, state, 0, token.k, token.q, v, r.o, ahead);
+    if (!delta && !gated) {
+      decode_step<false>(K, width, state, pitch, state, 0, token.k, token.q, token.v, r.o);
       store_tile<T>(r.o, ldv, 1, width, out.out.at<E>(b, t, h), 0, &scale);
-    } else if constexpr (sizeof(E) == sizeof(T)) {
-      const DecodeGates<T> gates = {r.factor, r.keep, !s.per_channel};
-      decode_gated_step<T>(K, width, state, pitch, gates, token.k, token.q, v, out.out.at<E>(b, t, h), scale, ahead);
-    } else {
-      const DecodeGates<T> gates = {r.factor, r.keep, !s.per_channel};
-      decode_gated_step<T>(K, width, state, pitch, gates, token.k, token.q, v, r.o, scale, ahead);
-      store_tile<T>(r.o, ldv, 1, width, out.out.at<E>(b, t, h), 0);
+      continue;
     }
+    T* o = r.o;
+    if constexpr (sizeof(E) == sizeof(T)) o = out.out.at<E>(b, t, h);
+    if (delta) {
+      delta_step<T>(s, token, gates, a, state, pitch, r, o, last ? state + next : nullptr);
+    } else {
+      decode_gated_step<T>(K, width, state, pitch, gates, token.k, token.q, token.v, o, scale);
+    }
+    if constexpr (sizeof(E) != sizeof(T)) store_tile<T>(r.o, ldv, 1, width, out.out.at<E>(b, t, h), 0);
   }
 }
 
