@@ -54,7 +54,7 @@ class SsdSource final : public ChunkSource<T> {
                    delta);
     }
   }
-  void ahead(int64_t n, int64_t h, int64_t at, int rows, int first, int last, Ahead* ahead_of) const override {
+  void ahead(Step step, int64_t n, int64_t h, int64_t at, int rows, int first, int last, Ahead* ahead_of) const override {
     const Sequence seq = sequence_of(args_.cu_seqlens, args_.x.size[1], n);
     const auto add = [&](const View& view, int64_t head, int64_t from, int64_t to) {
       constexpr int64_t size = sizeof(E);
@@ -62,8 +62,14 @@ class SsdSource final : public ChunkSource<T> {
         ahead_of->add(view.at<const E>(seq.b, seq.begin + at, head, from), view.stride[1] * size, (to - from) * size, rows);
       }
     };
-    add(out_.out, h, first, last);
-    add(args_.C, h / group_, 0, this->shape.K);
+    if (step == Step::gradients) {
+      add(grads_.dx, h, 0, this->shape.V);
+      add(grads_.dB, h / group_, 0, this->shape.K);
+      add(grads_.dC, h / group_, 0, this->shape.K);
+    }
+    if (step == Step::forward) add(out_.out, h, first, last);
+    if (step == Step::dstates || step == Step::gradients) add(grads_.dout, h, first, last);
+    if (step != Step::states) add(args_.C, h / group_, 0, this->shape.K);
     add(args_.x, h, first, last);
     add(args_.B, h / group_, 0, this->shape.K);
   }

@@ -84,7 +84,7 @@ class Ahead {
   LINNET_INLINE int per_tile() const { return per_tile_; }
 
  private:
-  static constexpr int kParts = 6;
+  static constexpr int kParts = 10;
   struct Part {
     const char* first;
     int64_t stride;

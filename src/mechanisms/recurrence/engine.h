@@ -62,6 +62,9 @@ struct ChunkGrads {
   const T* dout;     // as load_dout() gave it
 };
 
+// What is done with a chunk: the forward; of the backward the walk of the states, of their gradients, and the gradients.
+enum class Step : uint8_t { forward, states, dstates, gradients };
+
 // n: sequence, h: head, at: token of the sequence. Called from many threads: load and store for different heads or columns, so
 // that a load may write the tiles alone; the rest for different heads.
 template <class T>
@@ -73,8 +76,9 @@ class ChunkSource {
   virtual int64_t spare_elements() const { return 0; }
   virtual int64_t shared_elements() const { return 0; }
   virtual void load(int64_t n, int64_t h, int64_t at, int rows, const ChunkTiles<T>& c) const = 0;
-  // What load and store of columns [first, last) will touch next, so that it is fetched meanwhile.
-  virtual void ahead(int64_t /*n*/, int64_t /*h*/, int64_t /*at*/, int /*rows*/, int /*first*/, int /*last*/, Ahead*) const {}
+  // What a step with columns [first, last) will touch next, so that it is fetched meanwhile.
+  virtual void ahead(Step, int64_t /*n*/, int64_t /*h*/, int64_t /*at*/, int /*rows*/, int /*first*/, int /*last*/,
+                     Ahead*) const {}
   // The state before the first token and after the last, in panels (StateShape).
   virtual void begin(int64_t n, int64_t h, const StateShape<T>& shape_of, T* state) const = 0;
   virtual void end(int64_t n, int64_t h, const StateShape<T>& shape_of, const T* state) const = 0;

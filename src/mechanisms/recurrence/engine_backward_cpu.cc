@@ -115,10 +115,16 @@ struct BackwardWalk {
       }
     }
   }
+  // The chunk of a head that comes next is fetched meanwhile.
+  void fetch(const ChunkScratch<T>& c, Step step, int head, int64_t at, int left, int right) const {
+    c.ahead->clear();
+    if (at >= 0 && at < tokens) source.ahead(step, n, h0 + head, at, rows_of(at), left, right, c.ahead);
+  }
   // The state walks over one chunk; res may be null.
   void advance(const ChunkScratch<T>& c, int head, int64_t at, T* res, int left, int right) const {
     const int rows = rows_of(at);
     source.load(n, h0 + head, at, rows, c.tiles(rows, false, left, right));
+    fetch(c, Step::states, head, at + rows, left, right);
     chunk_prepare(source.shape, rows, c, false);
     chunk_columns(source.shape, rows, plan.state, of(m.state, 0, head), c, left, right, false, res);
   }
@@ -149,10 +155,9 @@ struct BackwardWalk {
   T* res_of(int64_t j, int head) const {
     return source.shape.beta ? m.res + (j * source.shape.share + head) * plan.res : nullptr;
   }
-  void load(const WorkerMemory<T>& w, int head, int64_t at, int rows, const ChunkTiles<T>& tiles, bool scores) const {
+  void load(const WorkerMemory<T>& w, int head, int64_t at, int rows, const ChunkTiles<T>& tiles) const {
     source.load(n, h0 + head, at, rows, tiles);
     source.load_dout(n, h0 + head, at, rows, tiles, w.b.d2 + rows * w.c.ldv);
-    chunk_prepare(source.shape, rows, w.c, true, scores);
   }
   // The gradients of a head's states after the chunks of segment i.
   void chunk_dstates(const WorkerMemory<T>& w, int64_t i, int head, int left, int right) const {
@@ -161,21 +166,31 @@ struct BackwardWalk {
     for (int64_t j = chunks(i) - 1; j >= 0; --j) {
       const int rows = rows_of(token(i, j));
       copy(of(m.dstates, j, head), dstate, left, right);
-      load(w, head, token(i, j), rows, w.c.tiles(rows, true, left, right), s.beta);
+      load(w, head, token(i, j), rows, w.c.tiles(rows, true, left, right));
+      fetch(w.c, Step::dstates, head, j > 0 ? token(i, j - 1) : tokens, left, right);
+      chunk_prepare(s, rows, w.c, true, s.beta);
       if (s.beta) chunk_dvalues(s, rows, plan.state, dstate, res_of(j, head), w.c, w.b, left, right);
       chunk_dstate(s, rows, plan.state, dstate, w.c, w.b, left, right);
     }
   }
-  // The gradients of chunk j of segment i; dstates: after the chunk. turn() is called before they are handed in.
+  // The gradients of chunk j of segment i, chunk `next` (negative: none) being this worker's next; dstates: after the chunk.
+  // turn() is called before they are handed in.
   template <class Turn>
-  void gradients(const WorkerMemory<T>& w, int64_t i, int64_t j, T* dstates, bool resident, const Turn& turn) const {
+  void gradients(const WorkerMemory<T>& w, int64_t i, int64_t j, int64_t next, T* dstates, bool resident,
+                 const Turn& turn) const {
     const EngineShape& s = source.shape;
     const int64_t at = token(i, j);
     const int rows = rows_of(at);
     for (int head = 0; head < s.share; ++head) {
       T* dstate = of(dstates, 0, head);
       const ChunkTiles<T> tiles = w.c.tiles(rows, true, 0, s.V);
-      load(w, head, at, rows, tiles, true);
+      load(w, head, at, rows, tiles);
+      if (head + 1 < s.share) {
+        fetch(w.c, Step::gradients, head + 1, at, 0, s.V);
+      } else {
+        fetch(w.c, Step::gradients, 0, next >= 0 ? token(i, next) : tokens, 0, s.V);
+      }
+      chunk_prepare(s, rows, w.c, true);
       chunk_dvalues(s, rows, plan.state, dstate, res_of(j, head), w.c, w.b, 0, s.V);
       chunk_gradients(s, rows, plan.state, of(m.states, j, head), dstate, res_of(j, head), w.c, w.b);
       if (resident) chunk_dstate(s, rows, plan.state, dstate, w.c, w.b, 0, s.V);
@@ -194,7 +209,7 @@ void backward_task(const BackwardWalk<T>& walk, const WorkerMemory<T>& w) {
   for (int head = 0; head < heads; ++head) walk.segment_states(w.c, head, 0, V);
   for (int64_t i = walk.segments() - 1; i >= 0; --i) {
     for (int head = 0; head < heads; ++head) walk.chunk_states(w.c, i, head, 0, V);
-    for (int64_t j = walk.chunks(i) - 1; j >= 0; --j) walk.gradients(w, i, j, walk.m.dstate, true, [] {});
+    for (int64_t j = walk.chunks(i) - 1; j >= 0; --j) walk.gradients(w, i, j, j - 1, walk.m.dstate, true, [] {});
   }
   walk.end();
 }
@@ -226,7 +241,7 @@ void backward_ladder(const BackwardWalk<T>& walk, const Launch& launch, const Me
       w.c.ahead->clear();
       for (int64_t mine; (mine = __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED)) < count;) {
         const int64_t j = count - 1 - mine;
-        walk.gradients(w, i, j, walk.of(walk.m.dstates, j, 0), false,
+        walk.gradients(w, i, j, j - launch.workers, walk.of(walk.m.dstates, j, 0), false,
                        [&] { pause_while([&] { return __atomic_load_n(&handed, __ATOMIC_ACQUIRE) < mine; }); });
         __atomic_store_n(&handed, mine + 1, __ATOMIC_RELEASE);
       }

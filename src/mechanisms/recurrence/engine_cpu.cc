@@ -75,7 +75,7 @@ void forward_task(const ChunkSource<T>& source, int64_t n, int64_t h0, int heads
       source.load(n, h0 + head, at, rows, tiles);
       c.ahead->clear();
       const int64_t next = at + rows;
-      if (next < tokens) source.ahead(n, h0 + head, next, rows_at(next, tokens, s.chunk), 0, s.V, c.ahead);
+      if (next < tokens) source.ahead(Step::forward, n, h0 + head, next, rows_at(next, tokens, s.chunk), 0, s.V, c.ahead);
       chunk_prepare(s, rows, c, s.reads);
       chunk_columns<T>(s, rows, shape, states + head * shape.elements(), c, 0, s.V, s.reads, nullptr);
       if (s.reads) source.store(n, h0 + head, at, rows, tiles, c.o(rows));
@@ -106,7 +106,7 @@ void forward_ladder(const ChunkSource<T>& source, const ForwardPlan& plan, const
         source.load(n, h, at, rows, tiles);
         mine.ahead->clear(Ahead::kManyLines);
         const int64_t next = at + rows;
-        if (next < tokens) source.ahead(n, h, next, rows_at(next, tokens, s.chunk), left, right, mine.ahead);
+        if (next < tokens) source.ahead(Step::forward, n, h, next, rows_at(next, tokens, s.chunk), left, right, mine.ahead);
         const Turns::Part part = turns.arrive(chunk);
         T* place = scores + chunk % Turns::kPlaces * kScores;
         const ChunkScratch<T> c = part == Turns::Part::alone ? mine : mine.with_scores(place, place + kChunk * kChunk);

@@ -126,15 +126,23 @@ class RecurrenceSource final : public ChunkSource<T> {
       for (int r = 0; r < rows; ++r) c.beta[r] = factor * scalar_element<T>(args_.beta, seq.b, t + r, h);
     }
   }
-  void ahead(int64_t n, int64_t h, int64_t at, int rows, int first, int last, Ahead* ahead_of) const override {
+  void ahead(Step step, int64_t n, int64_t h, int64_t at, int rows, int first, int last, Ahead* ahead_of) const override {
     const RecurrenceSequence seq = recurrence_sequence(args_, n);
     const int64_t t = seq.begin + at;
     const auto add = [&](const View& view, int64_t head, int64_t from, int64_t to) {
       const int64_t size = dtype_size(view.dtype);
+      if (!view.given()) return;
       ahead_of->add(element_address(view, seq.b, t, head) + from * size, view.stride[1] * size, (to - from) * size, rows);
     };
-    add(out_.out, h, first, last);
-    add(args_.q, s_.q_head(h), 0, s_.K);
+    if (step == Step::gradients) {
+      if (s_.per_channel) add(grads_.dg, h, 0, s_.K);
+      add(grads_.dv, s_.v_head(h), 0, s_.V);
+      add(grads_.dk, s_.k_head(h), 0, s_.K);
+      add(grads_.dq, s_.q_head(h), 0, s_.K);
+    }
+    if (step == Step::forward) add(out_.out, h, first, last);
+    if (step == Step::dstates || step == Step::gradients) add(grads_.dout, h, first, last);
+    if (step != Step::states) add(args_.q, s_.q_head(h), 0, s_.K);
     if (s_.per_channel) add(args_.g, h, 0, s_.K);
     add(args_.v, s_.v_head(h), first, last);
     add(args_.k, s_.k_head(h), 0, s_.K);
