@@ -21,6 +21,11 @@ def _check_device(declaration, tensors):
         if tensor is None or tensor.device.type in ("cpu", "meta") or (tensor.device.type == "cuda" and has_cuda):
             continue
         raise RuntimeError(f"{name}: {decl['name']} is on {tensor.device}; {name} has no CUDA kernels")
+    # One tensor on the device "meta" brings a call here, which then returns shapes alone and leaves a state as it was.
+    places = [(decl["name"], tensor.device) for decl, tensor in zip(declaration["inputs"], tensors) if tensor is not None]
+    for other, device in places[1:]:
+        if "meta" in (device.type, places[0][1].type) and device.type != places[0][1].type:
+            raise RuntimeError(f"{name}: {other} is on {device}, expected {places[0][1]} (same as {places[0][0]})")
 
 
 def torch_name(keyword):

@@ -324,6 +324,11 @@ def test_meta_tensors_give_shapes():
     out, state = linnet.linear(q, q, q, map="taylor2", return_final_state=True)
     assert out.shape == (2, 5, 4, 8) and state.shape == (2, 4, 1 + 8 + 36, 8)
 
+    with pytest.raises(RuntimeError, match="^linear: v is on cpu, expected meta \\(same as q\\)$"):
+        linnet.linear(q, q, torch.zeros(2, 5, 4, 8))
+    with pytest.raises(RuntimeError, match="^linear_decode: state is on meta, expected cpu"):
+        linnet.linear_decode(*torch.zeros(3, 2, 1, 4, 8), state=torch.empty(2, 4, 8, 8, device="meta"))
+
 
 # The same bits through the C header, called with ctypes.
 class Tensor(ctypes.Structure):
