@@ -7,15 +7,15 @@ namespace linnet::LINNET_ISA {
 
 template <class T>
 struct BlockWork {
-  double* g;                             // [N]: logits of a hundred, whose differences count: f32 would round each by 4e-6
-  T* mass;                               // [N]
-  T* out;                                // forward: [I, ldv]
-  T *dm, *D, *dg, *dout, *dq, *dk, *dv;  // backward: [N] thrice, then [I, ld]
-  T* dpos;                               // backward: [N, lde]
+  double* g;                         // [N]: logits of a hundred, whose differences count: f32 would round each by 4e-6
+  T* mass;                           // [N]
+  T* out;                            // forward: [I, ldv]
+  T *dm, *dg, *dout, *dq, *dk, *dv;  // backward: [N] twice, then [I, ld]
+  T* dpos;                           // backward: [N, lde]
   BlockWork(Arena& arena, const HierarchicalShape<T>& s, int64_t, bool backward) {
     const auto take = [&](bool wanted, int64_t count) { return arena.take<T>(wanted ? count : 0); };
     g = arena.take<double>(s.N), mass = take(true, s.N), out = take(!backward, s.I * s.ldv);
-    dm = take(backward, s.N), D = take(backward, s.N), dg = take(backward, s.N);
+    dm = take(backward, s.N), dg = take(backward, s.N);
     dout = take(backward, s.I * s.ldv), dv = take(backward, s.I * s.ldv);
     dq = take(backward, s.I * s.ldk), dk = take(backward, s.I * s.ldk);
     dpos = take(backward, s.N * s.lde);
@@ -36,9 +36,16 @@ void block_up(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, 
     const int lanes = static_cast<int>(smaller(kLanes, m - j0));
     family_weights(head, x, w.g, A, j0, lanes);
     for (int i = 0; i < lanes; ++i) {
-      const T n = head.n[child[j0 + i]];
-      const double lambda = static_cast<double>(x.line[5][i]) + static_cast<double>(x.line[6][i]);
-      if (n != 0) w.g[A] += static_cast<double>(n) / static_cast<double>(head.n[A]) * lambda;
+      const int64_t c = child[j0 + i];
+      const T n = head.n[c], bias = x.bias[j0 + i];
+      if (n == 0) continue;
+      double lambda = static_cast<double>(x.line[5][i]) + static_cast<double>(x.line[6][i]);
+      const T p = x.strip[0][(j0 + i) * kLanes + i] * x.line[1][i];
+      if (c >= head.tree->T && p != 0) {  // what the strip's rounding took from g(c)
+        const T entry = static_cast<T>(w.g[c] + static_cast<double>(bias)) - bias;
+        lambda += static_cast<double>(p) * (w.g[c] - static_cast<double>(entry));
+      }
+      w.g[A] += static_cast<double>(n) / static_cast<double>(head.n[A]) * lambda;
     }
   }
 }
@@ -118,7 +125,7 @@ void value_products(const HierarchicalHead<T>& head, const HierarchicalScratch<T
   }
 }
 
-// Pass 1, bottom-up: dO(A), dM(A), and D of its children.
+// Pass 1, bottom-up: dO(A) and dM(A).
 template <class T>
 void block_backward_up(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, const BlockWork<T>& w, int64_t A,
                        const View& dout) {
@@ -145,7 +152,6 @@ void block_backward_up(const HierarchicalHead<T>& head, const HierarchicalScratc
       X::store(r + v, sum * X::load(x.line[1] + v));
     }
     for (int i = 0; i < lanes; ++i) {
-      w.D[child[j0 + i]] = w.mass[A] * r[i];
       if (head.n[child[j0 + i]] != 0) w.dm[A] += r[i];
     }
   }
@@ -175,16 +181,22 @@ void block_backward_down(const HierarchicalHead<T>& head, const HierarchicalScra
     for (int i = 0; i < kLanes; ++i) {
       const T n = i < lanes ? head.n[child[j0 + i]] : T(0);
       share[i] = n == 0 ? T(0) : n / head.n[A];
-      e[i] = n == 0 ? T(0) : share[i] * w.dg[A] - w.D[child[j0 + i]];
+      e[i] = share[i] * w.dg[A];
       if (n == 0) x.line[1][i] = 0;  // rows of masked nodes weigh nothing
     }
     for (int v = 0; v < lanes; v += X::W) {
-      const V inverse = X::load(x.line[1] + v), shift = X::load(e + v);
+      const V inverse = X::load(x.line[1] + v), common = at_heaviest(W, dS, m, v);
+      V mean = X::zero();
       for (int i = 0; i < m; ++i) {
         const int64_t cell = static_cast<int64_t>(i) * kLanes + v;
-        const V p = X::load(W + cell) * inverse;
+        const V p = X::load(W + cell) * inverse, d = X::load(dS + cell) - common;
         X::store(W + cell, p);
-        X::store(dS + cell, p * fma(X::broadcast(mass), X::load(dS + cell), shift));
+        X::store(dS + cell, d);
+        mean = fma(p, d, mean);
+      }
+      for (int i = 0; i < m; ++i) {
+        const int64_t cell = static_cast<int64_t>(i) * kLanes + v;
+        X::store(dS + cell, X::load(W + cell) * fma(X::broadcast(mass), X::load(dS + cell) - mean, X::load(e + v)));
       }
     }
     take_inner_diagonal(head, dS, A, j0, lanes, [&](int, int64_t c, T d) { w.dg[c] = d; });

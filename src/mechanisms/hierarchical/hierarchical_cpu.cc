@@ -139,7 +139,12 @@ double flat_normaliser(const HierarchicalHead<T>& head, const HierarchicalScratc
         }
         head.gather_pos(&path, 1, x.rows, s.lda);
         head.gather_pos(&other, 1, x.qrow, s.lda);
-        for (int64_t c = 0; c < s.E; ++c) product = x.qrow[c] * (x.rows[c] * kLog2e<T>)+product;
+        // By vectors of one number: the compiler may part a scalar sum's products from its additions, and rounds twice then.
+        using X = Vec<T>;
+        typename X::V sum = X::broadcast(product);
+        for (int64_t c = 0; c < s.E; ++c) sum = fma(X::broadcast(x.qrow[c]), X::broadcast(x.rows[c] * kLog2e<T>), sum);
+        X::store(x.line[0], sum);
+        product = x.line[0][0];
       }
       const double logit = static_cast<double>(product);
       if (logit > top) {

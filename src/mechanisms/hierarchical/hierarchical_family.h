@@ -197,6 +197,20 @@ void family_weights(const HierarchicalHead<T>& head, const HierarchicalScratch<T
   }
 }
 
+// Of n rows of `values`, per lane, the one where P is largest. Taken from all of them it leaves the gradient of a softmax, and
+// the heaviest key, whose own term would otherwise be the difference of two equal numbers, has a zero there.
+template <class T>
+LINNET_INLINE typename Vec<T>::V at_heaviest(const T* P, const T* values, int n, int v) {
+  using X = Vec<T>;
+  typename X::V most = X::load(P + v), common = X::load(values + v);
+  for (int64_t at = kLanes + v; at < static_cast<int64_t>(n) * kLanes; at += kLanes) {
+    const typename X::V p = X::load(P + at);
+    common = select(gt(p, most), X::load(values + at), common);
+    most = max(p, most);
+  }
+  return common;
+}
+
 // Starts fetching the leaves of the family that comes next; small families only, whose rows are too short for the hardware.
 template <class T>
 void prefetch_children(const HierarchicalHead<T>& head, int64_t A) {

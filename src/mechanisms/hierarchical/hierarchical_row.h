@@ -142,8 +142,7 @@ void row_backward(const HierarchicalHead<T>& head, const HierarchicalScratch<T>&
     }
     for (int v = 0; v < lanes; v += X::W) {
       const V inverse = X::load(x.line[1] + v);
-      // Less the first row's: what all keys share cancels exactly instead of up to the rounding of sum P = 1.
-      const V common = X::load(dS + v);
+      const V common = at_heaviest(P, dS, n, v);
       V delta = X::broadcast(-denergy);
       for (int i = 0; i < n; ++i) {
         const int64_t at = static_cast<int64_t>(i) * kLanes + v;
