@@ -18,7 +18,7 @@ namespace linnet::LINNET_ISA {
 template <class T>
 struct BackwardScratch {
   T* d2;       // [2 C, ldv]  -dY, then dO from row `rows` on
-  T* dn;       // [C, ldv]    dN, Z, at last dV
+  T* dn;       // [C, ldv]    dN or Z, at last dV
   T* nt;       // [V, C]      N transposed
   T* d2t;      // [V, 2 C]    d2 transposed
   T* dpa;      // [2 C, C]    dA, then dP from row `rows` on
@@ -320,18 +320,18 @@ void channel_pairs(const EngineShape& s, int rows, const ChunkScratch<T>& c, con
   }
 }
 
-// Of a loaded and prepared chunk, dO in b.d2 from row `rows` on, dS_C in dstate: columns [first, last) of dN; with beta of dV =
-// dY, in b.dn, and -dY, in b.d2. All columns: dbeta too. res: as chunk_columns kept it.
+// Of a loaded and prepared chunk, dO in b.d2 from row `rows` on, dS_C in dstate: columns [first, last) of dN = dV, with beta of
+// Z, in z [rows, ldv].
 template <class T>
-void chunk_dvalues(const EngineShape& s, int rows, const StateShape<T>& shape, const T* dstate, const T* res,
-                   const ChunkScratch<T>& c, const BackwardScratch<T>& b, int first, int last) {
+void chunk_dvalues(const EngineShape& s, int rows, const StateShape<T>& shape, const T* dstate, const ChunkScratch<T>& c,
+                   const BackwardScratch<T>& b, T* z, int first, int last) {
   using X = Vec<T>;
   for (int j = first, end; j < last; j = end) {
     const int p = j / kPanel;
     end = (p + 1) * kPanel < last ? (p + 1) * kPanel : last;
-    gemm<T>(rows, end - j, s.K, transposed(c.kt, kChunk), dstate + shape.panel(p) + j % kPanel, shape.pitch(p), b.dn + j, c.ldv,
+    gemm<T>(rows, end - j, s.K, transposed(c.kt, kChunk), dstate + shape.panel(p) + j % kPanel, shape.pitch(p), z + j, c.ldv,
             Fetching<Store>{{}, c.ahead});
-    gemm<T>(rows, end - j, rows, transposed(c.p, kChunk), b.d2 + rows * c.ldv + j, c.ldv, b.dn + j, c.ldv,
+    gemm<T>(rows, end - j, rows, transposed(c.p, kChunk), b.d2 + rows * c.ldv + j, c.ldv, z + j, c.ldv,
             Fetching<Add>{{}, c.ahead}, DepthFrom{0});
   }
   if (!s.beta) return;
@@ -339,12 +339,20 @@ void chunk_dvalues(const EngineShape& s, int rows, const StateShape<T>& shape, c
     const typename X::V beta = X::broadcast(c.beta[i]);
     for (int j = 0; j < rows; j += X::W) X::store(b.upper + i * kChunk + j, beta * X::load(c.a + i * kChunk + j));
   }
-  substitute_up(rows, last - first, b.upper, b.dn + first, c.ldv);
-  if (last - first == s.V) row_dots<false>(rows, c.ldv, b.dn, res, b.dbeta);
+  substitute_up(rows, last - first, b.upper, z + first, c.ldv);
+}
+
+// With beta, from Z: columns [first, last) of dV = dY, in b.dn, and of -dY, in b.d2. All columns: dbeta too. res: as
+// chunk_columns kept it.
+template <class T>
+void chunk_dwrites(const EngineShape& s, int rows, const T* z, const T* res, const ChunkScratch<T>& c,
+                   const BackwardScratch<T>& b, int first, int last) {
+  using X = Vec<T>;
+  if (last - first == s.V) row_dots<false>(rows, c.ldv, z, res, b.dbeta);
   for (int i = 0; i < rows; ++i) {
     const typename X::V beta = X::broadcast(c.beta[i]);
     for (int64_t j = i * c.ldv + first; j < i * c.ldv + last; j += X::W) {
-      const typename X::V dv = beta * X::load(b.dn + j);
+      const typename X::V dv = beta * X::load(z + j);
       X::store(b.dn + j, dv);
       X::store(b.d2 + j, -dv);
     }
@@ -370,7 +378,7 @@ void chunk_dstate(const EngineShape& s, int rows, const StateShape<T>& shape, T*
   }
 }
 
-// And all the rest, after chunk_dvalues. state: S_0; dstate: dS_C. Leaves dk, dq in b.dkq, dV in b.dn, dg, dbeta.
+// And all the rest, after these. state: S_0; dstate: dS_C. Leaves dk, dq in b.dkq, dV in b.dn, dg, dbeta.
 template <class T>
 void chunk_gradients(const EngineShape& s, int rows, const StateShape<T>& shape, const T* state, const T* dstate, const T* res,
                      const ChunkScratch<T>& c, const BackwardScratch<T>& b) {

@@ -42,7 +42,8 @@ struct StateMemory {
   T* kept;     // [segments, share] states before segments
   T* states;   // [chunks, share]   states before chunks
   T* dstates;  // [chunks, share]   ladder: gradients of the states after chunks
-  T* res;      // [chunks, share]
+  T* res;      // [chunks, share]   beta: corrections
+  T* z;        // [chunks, share]   ladder, beta: Z
   T* state;    // [share]           while it walks
   T* dstate;   // [share]
 
@@ -52,6 +53,7 @@ struct StateMemory {
     m.states = arena.take<T>(plan.chunks * share * plan.elements);
     m.dstates = plan.ladder ? arena.take<T>(plan.chunks * share * plan.elements) : nullptr;
     m.res = arena.take<T>(plan.chunks * share * plan.res);
+    m.z = arena.take<T>(plan.ladder ? plan.chunks * share * plan.res : 0);
     m.state = arena.take<T>(share * plan.elements);
     m.dstate = arena.take<T>(share * plan.elements);
     return m;
@@ -67,7 +69,7 @@ BackwardPlan<T> plan_backward(const ChunkSource<T>& source, int workers) {
   plan.res = s.beta ? kChunk * round_up<T>(s.V) : 0;
   const int64_t all = (s.longest + s.chunk - 1) / s.chunk;
   plan.ladder = prefer_ladder(s.sequences * (s.heads / s.share), all, workers) && s.V > int{64 / sizeof(T)};
-  const int64_t bytes = s.share * (plan.elements * (plan.ladder ? 2 : 1) + plan.res) * static_cast<int64_t>(sizeof(T)),
+  const int64_t bytes = s.share * (plan.elements + plan.res) * (plan.ladder ? 2 : 1) * static_cast<int64_t>(sizeof(T)),
                 fits = (int64_t{16} << 20) / bytes;
   plan.chunks = fits < 8 ? 8 : fits;
   if (plan.chunks > all) plan.chunks = all;
@@ -155,6 +157,7 @@ struct BackwardWalk {
   T* res_of(int64_t j, int head) const {
     return source.shape.beta ? m.res + (j * source.shape.share + head) * plan.res : nullptr;
   }
+  T* z_of(int64_t j, int head) const { return m.z + (j * source.shape.share + head) * plan.res; }
   void load(const WorkerMemory<T>& w, int head, int64_t at, int rows, const ChunkTiles<T>& tiles) const {
     source.load(n, h0 + head, at, rows, tiles);
     source.load_dout(n, h0 + head, at, rows, tiles, w.b.d2 + rows * w.c.ldv);
@@ -169,7 +172,10 @@ struct BackwardWalk {
       load(w, head, token(i, j), rows, w.c.tiles(rows, true, left, right));
       fetch(w.c, Step::dstates, head, j > 0 ? token(i, j - 1) : tokens, left, right);
       chunk_prepare(s, rows, w.c, true, s.beta);
-      if (s.beta) chunk_dvalues(s, rows, plan.state, dstate, res_of(j, head), w.c, w.b, left, right);
+      if (s.beta) {
+        chunk_dvalues(s, rows, plan.state, dstate, w.c, w.b, z_of(j, head), left, right);
+        chunk_dwrites(s, rows, z_of(j, head), res_of(j, head), w.c, w.b, left, right);
+      }
       chunk_dstate(s, rows, plan.state, dstate, w.c, w.b, left, right);
     }
   }
@@ -191,7 +197,9 @@ struct BackwardWalk {
         fetch(w.c, Step::gradients, 0, next >= 0 ? token(i, next) : tokens, 0, s.V);
       }
       chunk_prepare(s, rows, w.c, true);
-      chunk_dvalues(s, rows, plan.state, dstate, res_of(j, head), w.c, w.b, 0, s.V);
+      const bool known = plan.ladder && s.beta;
+      if (!known) chunk_dvalues(s, rows, plan.state, dstate, w.c, w.b, w.b.dn, 0, s.V);
+      if (s.beta) chunk_dwrites(s, rows, known ? z_of(j, head) : w.b.dn, res_of(j, head), w.c, w.b, 0, s.V);
       chunk_gradients(s, rows, plan.state, of(m.states, j, head), dstate, res_of(j, head), w.c, w.b);
       if (resident) chunk_dstate(s, rows, plan.state, dstate, w.c, w.b, 0, s.V);
       turn();
