@@ -97,7 +97,8 @@ long_sequences() {  # the reference of each on a core of its own
     'decay T=9000 with=g,initial_state' 'gla T=9000 with=initial_state' 'delta T=9000 with=initial_state' \
     'delta T=9000 with=initial_state values=repeated' 'gated_delta T=9000 with=initial_state other=g' \
     'gated_delta T=9000 with=initial_state other=g values=repeated' 'gated_delta T=9000 with=initial_state' \
-    'gated_delta T=9000 with=initial_state values=repeated'; do
+    'gated_delta T=9000 with=initial_state values=repeated' 'delta T=9000 values=repeated' \
+    'gated_delta T=9000 other=g values=repeated'; do
     (set -o pipefail
       check --case "$line $all pass=fwd" --case "$line $all pass=bwd" | grep -vE ' ok$|^ *check ' | sed "s/$/: $line/") &
     jobs+=($!)

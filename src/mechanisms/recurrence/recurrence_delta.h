@@ -40,13 +40,13 @@ struct Delta {
       nullptr;  // [segments, N, H, 2, D, D]: B^T and A^T of each segment but the last; then S^T after it in place of B^T
   int32_t* forgets = nullptr;  // [segments, N, H]: A is zero, and not there
   // Gradients: what the walks leave for recurrence_delta_gradients, [slots, H] images of tiles in the type of q.
-  char* inverse_transposed = nullptr;  // [kInverseBytes]: panel 1 of all rows, panel 0 of rows 0 to 31
-  char* states = nullptr;              // [D][D]: S^T before the chunk; given: a walk without Q records
-  char* dstates = nullptr;             // [D][D]: dS^T after it
+  char* inverse_transposed = nullptr;  // [kInverseBytes]: panel 0 of rows 0 to 31, panel 1 of all rows
+  char* states = nullptr;              // [D][D]: S^T before the chunk
+  char* dstates = nullptr;             // [D][D]: dS^T after it, in units of unit_of_scale
   char* residuals = nullptr;           // [64][D]: N / beta
   char* adjoints = nullptr;            // [64][D]: dY / beta
   States dfinal, dinitial;             // [N, H, K, V]
-  float* dmaps = nullptr;              // [segments, N, H, D, D]: dS^T before each segment but the first
+  float* dmaps = nullptr;              // [segments, N, H, D, D]: dS^T before each segment but the first, in these units
   Rows dq, dk, dv, dg, dbeta;
 };
 
@@ -67,7 +67,7 @@ constexpr int prepare_shared_bytes(int D) {
 
 constexpr int reverse_shared_bytes(int D) {
   const int tile = D / 64 * kTileChunk * 128;
-  return 2048 + 2 * 3 * tile + 2 * 16384 + delta_scores(D) * 8192 + tile + D * D * 2 + 2 * 4 * 400 + 256;
+  return 2048 + 2 * 3 * tile + 2 * kInverseBytes + delta_scores(D) * 16384 + tile + D * D * 2 + 2 * 4 * 400 + 256;
 }
 constexpr int gradients_shared_bytes(int D) {
   const int tile = D / 64 * kTileChunk * 128;

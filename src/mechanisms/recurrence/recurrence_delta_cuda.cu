@@ -3,14 +3,18 @@
 
 namespace linnet::cuda {
 
-LINNET_DELTA(delta_64, true, 64, false, true)
-LINNET_DELTA(delta_64_decay, true, 64, true, true)
-LINNET_DELTA(delta_128, true, 128, false, true)
-LINNET_DELTA(delta_128_decay, true, 128, true, true)
-LINNET_DELTA(summary_64, true, 64, false, false)
-LINNET_DELTA(summary_64_decay, true, 64, true, false)
-LINNET_DELTA(summary_128, true, 128, false, false)
-LINNET_DELTA(summary_128_decay, true, 128, true, false)
+LINNET_DELTA(delta_64, true, 64, false, true, false)
+LINNET_DELTA(delta_64_decay, true, 64, true, true, false)
+LINNET_DELTA(delta_128, true, 128, false, true, false)
+LINNET_DELTA(delta_128_decay, true, 128, true, true, false)
+LINNET_DELTA(summary_64, true, 64, false, false, false)
+LINNET_DELTA(summary_64_decay, true, 64, true, false, false)
+LINNET_DELTA(summary_128, true, 128, false, false, false)
+LINNET_DELTA(summary_128_decay, true, 128, true, false, false)
+LINNET_DELTA(record_64, true, 64, false, false, true)
+LINNET_DELTA(record_64_decay, true, 64, true, false, true)
+LINNET_DELTA(record_128, true, 128, false, false, true)
+LINNET_DELTA(record_128_decay, true, 128, true, false, true)
 LINNET_DELTA_EARLY(early_128, true, 128)
 
 // Between the walks of a cut sequence: the states after its segments, S^T = S^T A^T + B^T, in place of B^T; back in time their

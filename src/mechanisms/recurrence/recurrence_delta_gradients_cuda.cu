@@ -240,7 +240,7 @@ __device__ __forceinline__ void sum_states(const GradientsShared<D>& s, float (&
 }
 
 // dg_t = sum over i >= t of what reaches row i less what leaves it, + total <S_0, dS> + sum over j < t of what row j leaves in
-// the state. By one warp.
+// the state; `total` has the unit of dS in it. By one warp.
 template <int D>
 __device__ __forceinline__ void store_dg(const Delta& delta, const Item& item, float2 g, float total,
                                          const decltype(GradientsShared<D>::dots[0])& dots) {
@@ -353,6 +353,7 @@ __device__ void produce(const Delta& delta, GradientsShared<D>& s) {
 template <int D>
 __device__ void sum_decays(const Delta& delta, GradientsShared<D>& s) {
   const Engine& e = delta.e;
+  const float unit = unit_of_scale(e.scale);
   int64_t at = blockIdx.x;
   Item item;
   for (int i = 0; next_item(delta, at, item); ++i) {
@@ -362,7 +363,7 @@ __device__ void sum_decays(const Delta& delta, GradientsShared<D>& s) {
     const float2 g = take_numbers(numbers, e.g.dtype), gates = take_gates(numbers, e.g.dtype);
     float all = gates.x + gates.y;
     for (int step = 1; step < 32; step *= 2) all += __shfl_xor_sync(0xffffffff, all, step);
-    if (delta.dg.data != nullptr) store_dg<D>(delta, item, g, expf(all), s.dots[stage]);
+    if (delta.dg.data != nullptr) store_dg<D>(delta, item, g, unit * expf(all), s.dots[stage]);
     ptx::barrier_arrive(&s.dots_empty[stage]);
   }
 }
@@ -445,6 +446,7 @@ template <bool bf16, int D, bool decays, bool queries, bool keys>
 __device__ void accumulate(const Delta& delta, int panel, GradientsShared<D>& s) {
   const Engine& e = delta.e;
   const int group = threadIdx.x / 128;
+  const float unit = unit_of_scale(e.scale);    // of dS
   const auto tokens_k = [](const char* tile) {  // rows are M or N
     return
         [first = ptx::descriptor_k_major(ptx::shared_address(tile), C, 0)](int kk) { return ptx::step_k_major(first, C, kk); };
@@ -496,7 +498,7 @@ __device__ void accumulate(const Delta& delta, int panel, GradientsShared<D>& s)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = own_row() + 8 * half;
-        const float beta = s.beta[i % 4][row], write = decays ? gates.write[row] * beta : beta;
+        const float beta = s.beta[i % 4][row], write = unit * (decays ? gates.write[row] * beta : beta);
         const float read = decays ? -gates.read[row] * beta : -beta;
         dot[half] *= write;
         reached[half] = -dot[half];

@@ -19,6 +19,7 @@ constexpr Names kPrepare = {{"prepare_64", "prepare_64_decay"}, {"prepare_128", 
 constexpr Names kPrepareF16 = {{"prepare_64_f16", "prepare_64_decay_f16"}, {"prepare_128_f16", "prepare_128_decay_f16"}};
 constexpr Names kWalks = {{"delta_64", "delta_64_decay"}, {"delta_128", "delta_128_decay"}};
 constexpr Names kSummaries = {{"summary_64", "summary_64_decay"}, {"summary_128", "summary_128_decay"}};
+constexpr Names kRecords = {{"record_64", "record_64_decay"}, {"record_128", "record_128_decay"}};
 constexpr Names kReverse = {{"reverse_64", "reverse_64_decay"}, {"reverse_128", "reverse_128_decay"}};
 constexpr Names kGradients = {{"gradients_64", "gradients_64_decay"}, {"gradients_128", "gradients_128_decay"}};
 
@@ -48,7 +49,6 @@ void prepare(const Launch& launch, Delta& delta, bool early) {
   if (segments == 1) return;
   Delta summary = delta;
   summary.phase = early ? DeltaPhase::early : DeltaPhase::summary;
-  summary.states = nullptr;
   if (early) {
     enqueue(launch, walk_kernel(e, "early_128"), {heads, 2 * segments - 3}, summary);
   } else {
@@ -118,7 +118,7 @@ void run_delta_gradients(const Launch& launch, const Engine& e, const DeltaGradi
   delta.dbeta = gradients.dbeta;
   prepare(launch, delta, false);
   const int64_t heads = e.N * e.H;
-  enqueue(launch, walk_kernel(e, name_of(kSummaries, e)), {heads, segments_of(e)}, delta);
+  enqueue(launch, walk_kernel(e, name_of(kRecords, e)), {heads, segments_of(e)}, delta);
   const Kernel reverse = {"recurrence_delta_reverse_cuda", name_of(kReverse, e), delta_threads(e.K, e.q.dtype == Dtype::bf16),
                           reverse_shared_bytes(e.K)};
   const int64_t segments = segments_of(e);

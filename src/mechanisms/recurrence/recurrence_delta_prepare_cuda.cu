@@ -19,6 +19,24 @@ struct PrepareShared {
   uint64_t full;
 };
 
+// 8 columns of a row of T or T^T, to the line of its tile: two pieces of 16 bytes, the even and the odd ones, which are
+// neighbours there (tile_byte_paired_f32). Settled: their sum is rounded once (settle), from the larger ones beside the
+// diagonal on.
+template <bool settled, bool downwards>
+__device__ __forceinline__ void store_columns(char* line, int r, int c, float (&x)[8]) {
+  uint32_t t[8];
+  float left = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int j = downwards ? 7 - i : i;
+    if constexpr (settled) x[j] = settle(x[j], left, 0x1p-8f);
+    t[j] = ptx::round_tf32(x[j]);
+    left = x[j] - __uint_as_float(t[j] & 0xffffe000);
+  }
+  *reinterpret_cast<uint4*>(line + ptx::tile_byte_paired_f32(C, r % 8, c % 32) % 128) = uint4{t[0], t[2], t[4], t[6]};
+  *reinterpret_cast<uint4*>(line + ptx::tile_byte_paired_f32(C, r % 8, c % 32 + 1) % 128) = uint4{t[1], t[3], t[5], t[7]};
+}
+
 template <bool bf16, int D, bool decays>
 __device__ void prepare(const Delta& delta) {
   extern __shared__ char memory[];
@@ -29,6 +47,7 @@ __device__ void prepare(const Delta& delta) {
   const int64_t slot = blockIdx.x / e.H;
   const Place place = place_of(e, slot);
   if (place.chunk < 0) return;
+  const bool gradients = delta.inverse_transposed != nullptr;
   const Walk w = walk_of(e, place.n, 0, false);
   const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(place.chunk) * C));
   if (thread == 0) {
@@ -47,7 +66,6 @@ __device__ void prepare(const Delta& delta) {
       store_decays(G, lane, s.decays);
     }
     // For gradients an exact 0 is none: N is divided by beta again.
-    const bool gradients = delta.inverse_transposed != nullptr;
     const float both[2] = {e.beta_factor * beta.x, e.beta_factor * beta.y};
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -99,14 +117,6 @@ __device__ void prepare(const Delta& delta) {
     for (int step = 1; step < 32; step *= 2) bound += __shfl_xor_sync(0xffffffff, bound, step);
     if (lane == 0) delta.bounds[slot * e.H + h] = bound + G.all;
   }
-  // Two pieces of 16 bytes, the even and the odd ones of 8 columns: neighbours in the tile (tile_byte_paired_f32).
-  const auto store = [](char* line, int r, int c, const float(&x)[8]) {
-    uint32_t t[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) t[j] = ptx::round_tf32(x[j]);
-    *reinterpret_cast<uint4*>(line + ptx::tile_byte_paired_f32(C, r % 8, c % 32) % 128) = uint4{t[0], t[2], t[4], t[6]};
-    *reinterpret_cast<uint4*>(line + ptx::tile_byte_paired_f32(C, r % 8, c % 32 + 1) % 128) = uint4{t[1], t[3], t[5], t[7]};
-  };
   const int64_t image = (slot * e.H + h) * kInverseBytes;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
@@ -119,16 +129,21 @@ __device__ void prepare(const Delta& delta) {
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) x[j] = c + j <= r ? x[j] * beta[j] : 0;
-    store(delta.inverse + image + (c < 32 ? r * 128 : kInversePanel + (r - 32) * 128), r, c, x);
+    char* const line = delta.inverse + image + (c < 32 ? r * 128 : kInversePanel + (r - 32) * 128);
+    if (bf16 && gradients) {  // they sum over long sequences what keys that are alike leave of it
+      store_columns<true, true>(line, r, c, x);
+    } else {
+      store_columns<false, true>(line, r, c, x);
+    }
   }
-  if (delta.inverse_transposed == nullptr) return;
+  if (!gradients) return;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
     const int at = thread + 128 * i, r = at < 256 ? at / 4 : (at - 256) / 4, c = (at < 256 ? 32 : 0) + at % 4 * 8;
     float x[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) x[j] = r <= c + j ? s.x[c + j][r] * s.beta[r] : 0;
-    store(delta.inverse_transposed + image + (c < 32 ? kInversePanel : 0) + r * 128, r, c, x);
+    store_columns<true, false>(delta.inverse_transposed + image + (c < 32 ? 0 : kInversePanel / 2) + r * 128, r, c, x);
   }
 }
 

@@ -3,13 +3,14 @@
 //
 //   dN^T = dS^T K^T * write + dO^T P     dY^T = dN^T T     dS^T = total dS^T + (dO * read scale)^T Q - (dY * read)^T K
 //
-// P has the scale in it. It leaves dS^T after each chunk and dY / beta for recurrence_delta_gradients_cuda.cu. dN and T are
-// operands in tf32, the others are 16-bit numbers.
+// P has the scale in it; dS is in units of unit_of_scale. It leaves dS^T after each chunk and dY / beta for
+// recurrence_delta_gradients_cuda.cu. dN and T are operands in tf32, the others are 16-bit numbers, P two of them: with keys
+// that are alike its rounding alone would cost dg the tolerance.
 //
 // Segments of long sequences (recurrence_delta.h): a first walk finds what each leaves of a zero gradient; with A^T they are
 // folded from the last one down.
 //
-// Products per chunk, D = 128: 11 of 64 x 64 x 128; bytes per token and head: 960 read, 768 written.
+// Products per chunk, D = 128: 11.5 of 64 x 64 x 128; bytes per token and head: 960 read, 768 written.
 #include "mechanisms/recurrence/recurrence_delta.cuh"
 
 namespace linnet::cuda {
@@ -18,7 +19,7 @@ namespace {
 constexpr int kReverseStages = 2;
 
 struct alignas(16) ReverseGates {
-  float read[C], write[C], inverse_beta[C];
+  float read[C], write[C], inverse_beta[C];  // write: in units of dS
   Decays decays;
   float total;
 };
@@ -28,8 +29,8 @@ struct ReverseShared {
   alignas(1024) char q[kReverseStages][D / 64 * kPanel];
   char k[kReverseStages][D / 64 * kPanel];
   char dout[kReverseStages][D / 64 * kPanel];
-  char t[2][2 * kPanel];  // T^T: f32, paired columns
-  char p[delta_scores(D)][kPanel];
+  char t[2][kInverseBytes];                                    // T^T: f32, paired columns
+  char p[delta_scores(D)][2][kPanel];                          // and what rounding takes from it
   char chunk[D / 64][kPanel], state[D / 64][D / 64 * kPanel];  // on their way to memory
   ReverseGates gates[2];
   Walk walk;
@@ -51,8 +52,7 @@ __device__ __forceinline__ void load_reverse(const Delta& delta, int64_t n, int 
   const char* inverse = delta.inverse_transposed + (slot_of(e, n, w, w.first - i) * e.H + h) * kInverseBytes;
   if (i >= 2) ptx::barrier_wait(&s.t_empty[i % 2], (i / 2 - 1) & 1);
   ptx::barrier_arrive_expect(&s.t_full[i % 2], kInverseBytes);
-  ptx::load_bytes(s.t[i % 2] + kPanel, inverse, kInversePanel, &s.t_full[i % 2]);
-  ptx::load_bytes(s.t[i % 2], inverse + kInversePanel, kInversePanel / 2, &s.t_full[i % 2]);
+  ptx::load_bytes(s.t[i % 2], inverse, kInverseBytes, &s.t_full[i % 2]);
 }
 
 template <bool bf16, int D, bool decays>
@@ -66,6 +66,7 @@ __device__ void assist_reverse(const Delta& delta, int64_t n, int h, ReverseShar
   if (kProduces && thread == 0) {
     for (int i = 0; i < min(2, w.count); ++i) load_reverse<D>(delta, n, h, i, s);
   }
+  const float unit = unit_of_scale(e.scale);
   Numbers next;
   if (decays && warp == 0) next = ask_numbers(e.g, w, h, w.first, lane);
   if (warp == 1) next = ask_numbers(e.beta, w, h, w.first, lane);
@@ -79,6 +80,8 @@ __device__ void assist_reverse(const Delta& delta, int64_t n, int h, ReverseShar
       const Sums G = sum_gates(take_gates(next, e.g.dtype), lane);
       next = ask_numbers(e.g, w, h, chunk - 1, lane);
       store_factors(G, lane, gates);
+      gates.write[lane] *= unit;
+      gates.write[lane + 32] *= unit;
       store_decays(G, lane, gates.decays);
       if (lane == 0) gates.total = expf(G.all);
     }
@@ -104,13 +107,16 @@ __device__ void assist_reverse(const Delta& delta, int64_t n, int h, ReverseShar
     weigh<decays, false>(p, gates.decays, warp, lane, false);
     if (kScores == 1 && i >= 1) ptx::barrier_wait(&s.p_empty[0], (i - 1) & 1);
     const int row = warp * 16 + lane / 4;
-    char* const to = s.p[slot];
+    char* const to = s.p[slot][0];
 #pragma unroll
     for (int j = 0; j < 32; j += 2) {
       const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
       // Rows behind the sequence are summed over, and may be anything.
-      *reinterpret_cast<uint32_t*>(to + ptx::tile_byte(C, r, c)) =
-          r < rows ? ptx::pack<bf16>(p[j] * e.scale, p[j + 1] * e.scale) : 0;
+      const float2 x = {r < rows ? p[j] * e.scale : 0, r < rows ? p[j + 1] * e.scale : 0};
+      const uint32_t at = ptx::tile_byte(C, r, c), packed = ptx::pack<bf16>(x.x, x.y);
+      const float2 first = ptx::unpack<bf16>(packed);
+      *reinterpret_cast<uint32_t*>(to + at) = packed;
+      *reinterpret_cast<uint32_t*>(to + kPanel + at) = ptx::pack<bf16>(x.x - first.x, x.y - first.y);
     }
     ptx::fence_async_shared();
     ptx::barrier_arrive(&s.p_full[slot]);
@@ -140,6 +146,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
   const Walk& w = s.walk;
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const int row = group * 64 + warp * 16 + lane / 4;  // of dS^T: this value channel and the one 8 below
+  const float power = power_of(e.scale), unit = unit_of_scale(e.scale);
   float S[kState];
   const auto element = [&](const States& states, int j) -> float& {
     const int channel = j / 4 * 8 + lane % 4 * 2 + (j & 1), value = row + (j & 2) * 4;
@@ -160,7 +167,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
   } else {
     const bool given = delta.dfinal.data != nullptr && w.ends && !from_zero;
 #pragma unroll
-    for (int j = 0; j < kState; ++j) S[j] = given ? element(delta.dfinal, j) : 0;
+    for (int j = 0; j < kState; ++j) S[j] = given ? element(delta.dfinal, j) / unit : 0;
   }
 
   for (int i = 0; i < w.count; ++i) {
@@ -168,7 +175,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
     const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
     const ReverseGates& gates = s.gates[i % 2];
     const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
-    const uint32_t dout = ptx::shared_address(s.dout[stage]) + group * kPanel, p = ptx::shared_address(s.p[slot]);
+    const uint32_t dout = ptx::shared_address(s.dout[stage]) + group * kPanel, p = ptx::shared_address(s.p[slot][0]);
     const uint32_t t = ptx::shared_address(s.t[i % 2]);
 
     float N[32];
@@ -185,9 +192,9 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
 #pragma unroll
       for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<bf16, false>(U, A + 4 * kk, ptx::descriptor_k_major(k, C, kk), kk > 0);
 #pragma unroll
-      for (int kk = 0; kk < 4; ++kk) {
-        ptx::wgmma_shared<bf16, true, true>(N, ptx::descriptor_mn_major(dout, C, kk), ptx::descriptor_mn_major(p, C, kk),
-                                            kk > 0);
+      for (int kk = 0; kk < 8; ++kk) {
+        ptx::wgmma_shared<bf16, true, true>(N, ptx::descriptor_mn_major(dout, C, kk % 4),
+                                            ptx::descriptor_mn_major(p + kk / 4 * kPanel, C, kk % 4), kk > 0);
       }
       ptx::wgmma_commit();
       if (!summary) store_state<D>(delta.dstates + (slot_of(e, n, w, chunk) * e.H + h) * D * D * 2, A, group, s.state[group]);
@@ -197,7 +204,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
       ptx::hold(N);
 #pragma unroll
       for (int j = 0; j < 32; ++j) {
-        N[j] = fmaf(decays ? gates.write[j / 4 * 8 + lane % 4 * 2 + (j & 1)] : 1.0f, U[j], N[j]);
+        N[j] = fmaf(decays ? gates.write[j / 4 * 8 + lane % 4 * 2 + (j & 1)] : unit, U[j], N[j]);
       }
     }
     float Y[32];
@@ -207,10 +214,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
       for (int j = 0; j < 32; ++j) A[j] = ptx::round_tf32(N[j]);
       ptx::hold(A);
       ptx::wgmma_fence();
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        ptx::wgmma_tf32(Y, A[4 * j], A[4 * j + 2], A[4 * j + 1], A[4 * j + 3], ptx::descriptor_k_major(t, C, j), j > 0);
-      }
+      multiply_upper(Y, A, t, false);
       ptx::wgmma_commit();
     }
     // What the queries leave in the state waits for nothing: dO^T as operand, times its decays.
@@ -221,10 +225,10 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
       ptx::load_matrices_transposed(read[kk], dout + ptx::tile_byte(C, token, channel));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        float2 factor = {e.scale, e.scale};
+        float2 factor = {power, power};
         if constexpr (decays) {
           const float2 decay = *reinterpret_cast<const float2*>(&gates.read[16 * kk + j / 2 * 8 + lane % 4 * 2]);
-          factor = {e.scale * decay.x, e.scale * decay.y};
+          factor = {power * decay.x, power * decay.y};
         }
         const float2 x = ptx::unpack<bf16>(read[kk][j]);
         read[kk][j] = ptx::pack<bf16>(x.x * factor.x, x.y * factor.y);
@@ -245,12 +249,13 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
     ptx::wgmma_wait<1>();
     ptx::hold(Y);
     ptx::barrier_arrive(&s.t_empty[i % 2]);
+    const float down = -1 / unit;
     uint32_t written[16];
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       float2 decay = {1, 1};
       if constexpr (decays) decay = *reinterpret_cast<const float2*>(&gates.read[j / 2 * 8 + lane % 4 * 2]);
-      written[j] = ptx::pack<bf16>(-Y[2 * j] * decay.x, -Y[2 * j + 1] * decay.y);
+      written[j] = ptx::pack<bf16>(Y[2 * j] * (down * decay.x), Y[2 * j + 1] * (down * decay.y));
     }
     ptx::hold(written);
     ptx::wgmma_fence();
@@ -260,7 +265,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
     if (!summary) {
 #pragma unroll
       for (int j = 0; j < 32; ++j) Y[j] *= gates.inverse_beta[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
-      store_chunk<bf16>(delta.adjoints + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, Y, group, s.chunk[group]);
+      store_chunk<bf16, decays>(delta.adjoints + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, Y, group, s.chunk[group]);
     }
     ptx::wgmma_wait<0>();
     ptx::hold(S);
@@ -273,7 +278,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
     for (int j = 0; j < kState; j += 2) mapped(segment, j) = float2{S[j], S[j + 1]};
   } else if (delta.dinitial.data != nullptr && w.starts) {
 #pragma unroll
-    for (int j = 0; j < kState; ++j) element(delta.dinitial, j) = S[j];
+    for (int j = 0; j < kState; ++j) element(delta.dinitial, j) = unit * S[j];
   }
 }
 
@@ -297,7 +302,7 @@ __device__ void reverse_kernel(const Delta& delta) {
     w.count = count;
   }
   w.first += w.count - 1;
-  begin_walk(s, w, kConsumers, 128, kPanel / 2);  // rows 32 to 63 of its first panel
+  begin_walk(s, w, kConsumers, 128);
   constexpr bool kPairs = delta_pairs(D, bf16);
   const int role = threadIdx.x / 128;
   if (role < kGroups) {

@@ -67,7 +67,7 @@ __device__ __forceinline__ void load_delta(const Delta& delta, int64_t n, int h,
   ptx::load_bytes(s.t[i % 2] + kPanel + kPanel / 2, inverse + kInversePanel, kInversePanel / 2, &s.t_full[i % 2]);
 }
 
-template <bool bf16, int D, bool decays, bool reads>
+template <bool bf16, int D, bool decays, bool reads, bool records>
 __device__ void assist_delta(const Delta& delta, int64_t n, int h, bool map, DeltaShared<D>& s) {
   constexpr int kLocal = delta_stages(D), kScores = delta_scores(D);
   const Engine& e = delta.e;
@@ -82,7 +82,6 @@ __device__ void assist_delta(const Delta& delta, int64_t n, int h, bool map, Del
     for (int i = thread; i < kScores * 2 * kPanel / 16; i += 128) reinterpret_cast<uint4*>(s.p)[i] = uint4{0, 0, 0, 0};
     ptx::group_sync<1, 128>();
   }
-  const bool records = bf16 && !reads && delta.states != nullptr;
   Numbers next, next_beta;
   if (decays && warp == 0) next = ask_numbers(e.g, w, h, w.first, lane);
   if (records && warp == 1) next_beta = ask_numbers(e.beta, w, h, w.first, lane);
@@ -188,7 +187,7 @@ __device__ __forceinline__ float unit_of(float largest) {
   return largest > 0x1p14f ? exp2f(fminf(ceilf(log2f(largest)) - 14, 100)) : 1;
 }
 
-template <bool bf16, int D, bool decays, bool reads>
+template <bool bf16, int D, bool decays, bool reads, bool records>
 __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, bool map, DeltaShared<D>& s) {
   constexpr int kLocal = delta_stages(D), kScores = delta_scores(D), kState = D / 2;
   constexpr bool kSplit = !bf16 && reads && D == 64 && !decays;  // N for the output too, where there is room
@@ -201,7 +200,6 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     const int channel = j / 4 * 8 + lane % 4 * 2 + (j & 1), value = row + (j & 2) * 4;
     return states.data[n * states.stride_n + h * states.stride_h + channel * states.stride_row + value * states.stride_column];
   };
-  const bool records = bf16 && !reads && delta.states != nullptr;
   // B^T or A^T of a segment.
   const auto mapped = [&](int number, int which, int j) -> float2& {
     float* at = delta.maps + (((number * e.N + n) * e.H + h) * 2 + which) * D * D;
@@ -231,6 +229,10 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
   const auto rows_at = [&](int i) {
     return static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(w.first + i) * C));
   };
+  // The record's corrected writes: without decays they come to nothing where keys repeat, and what the state's rounding leaves
+  // of them is multiplied by gradients of the state that have grown since. So the keys read what rounding takes from it, too.
+  constexpr bool kTwo = records && !decays;
+  uint32_t A_rest[kTwo ? kState / 2 : 1];
   const auto ask_keys = [&](int i) {  // behind the last chunk: of anything
     const int stage = i % kLocal;
     if (i < count) {
@@ -239,9 +241,14 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     }
     const uint32_t k = ptx::shared_address(s.k[stage]);
     ptx::hold(A);
+    if constexpr (kTwo) ptx::hold(A_rest);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int kk = 0; kk < D / 16; ++kk) ptx::wgmma<bf16, false>(U, A + 4 * kk, ptx::descriptor_k_major(k, C, kk), kk > 0);
+    for (int kk = 0; kk < D / 16; ++kk) {
+      const uint64_t keys = ptx::descriptor_k_major(k, C, kk);
+      ptx::wgmma<bf16, false>(U, A + 4 * kk, keys, kk > 0);
+      if constexpr (kTwo) ptx::wgmma<bf16, false>(U, A_rest + 4 * kk, keys, true);
+    }
     ptx::wgmma_commit();
   };
   const auto take = [&] {
@@ -270,10 +277,20 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     for (int j = 0; j < kState; j += 2) {
       const float factor = bf16 ? 1 : down[j / 2 % 2];
       A[j / 2] = ptx::pack<bf16>(S[j] * factor, S[j + 1] * factor);
+      if constexpr (kTwo) {
+        const float2 first = ptx::unpack<bf16>(A[j / 2]);
+        A_rest[j / 2] = ptx::pack<bf16>(S[j] - first.x, S[j + 1] - first.y);
+      }
+    }
+  };
+  const auto record_state = [&](int i) {  // while the keys read it
+    if (records && i < count) {
+      store_state<D>(delta.states + (slot_of(e, n, w, w.first + i) * e.H + h) * D * D * 2, A, group, s.q[group]);
     }
   };
   round();
   ask_keys(0);
+  record_state(0);
   take();
   for (int i = 0; i < count; ++i) {
     const int stage = i % kLocal, slot = i % kScores, chunk = w.first + i;
@@ -286,7 +303,6 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
       ptx::wgmma_wait<0>();
       ptx::hold(O);
     }
-    if (records) store_state<D>(delta.states + (slot_of(e, n, w, chunk) * e.H + h) * D * D * 2, A, group, s.q[group]);
     // The gates; where there are none, so that the auxiliary group is never a phase of p_empty behind.
     if (decays || !reads) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);
     // Y = V^T - U, in tf32.
@@ -411,8 +427,8 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     if (records) {
 #pragma unroll
       for (int j = 0; j < 32; ++j) N[j] *= gates.inverse_beta[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
-      store_chunk<bf16>(delta.residuals + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, N, group,
-                        s.q[D / 64] + group * kPanel);
+      store_chunk<bf16, false>(delta.residuals + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, N, group,
+                               s.q[D / 64] + group * kPanel);
     }
     ptx::wgmma_wait<reads ? 1 : 0>();
     ptx::hold(S);
@@ -433,6 +449,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
       ptx::fence_async_shared();
     }
     ptx::barrier_arrive(&s.empty[stage]);
+    record_state(i + 1);
     take();
   }
   if (records) {
@@ -446,7 +463,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
   }
 }
 
-template <bool bf16, int D, bool decays, bool reads>
+template <bool bf16, int D, bool decays, bool reads, bool records>
 __device__ void delta_kernel(const Delta& delta) {
   extern __shared__ char memory[];
   static_assert(sizeof(DeltaShared<D>) + 1024 <= delta_shared_bytes(D) && delta_shared_bytes(D) <= 232448);
@@ -479,16 +496,19 @@ __device__ void delta_kernel(const Delta& delta) {
     }
   }
   constexpr int kGroups = D / 64, kConsumers = 128 * kGroups;
-  begin_walk(s, w, kConsumers, reads ? 128 : 0, kPanel);  // rows 0 to 31 of its second panel
+  for (int i = threadIdx.x; i < 2 * (kPanel / 2) / 16; i += blockDim.x) {  // rows 0 to 31 of T's second panel: never loaded
+    reinterpret_cast<uint4*>(s.t[i / (kPanel / 32)] + kPanel)[i % (kPanel / 32)] = uint4{0, 0, 0, 0};
+  }
+  begin_walk(s, w, kConsumers, reads ? 128 : 0);
   // Registers: 65536 of the multiprocessor over the 512 or 384 threads of one block, or the 256 of two.
   constexpr bool kPairs = delta_pairs(D, bf16);
   const int role = threadIdx.x / 128;
   if (role < kGroups) {
     ptx::more_registers<kGroups == 2 ? 200 : kPairs ? 168 : 240>();
-    carry_delta<bf16, D, decays, reads>(delta, n, h, segment, map, s);
+    carry_delta<bf16, D, decays, reads, records>(delta, n, h, segment, map, s);
   } else if (role == kGroups) {
     if constexpr (kGroups == 2 || kPairs) ptx::fewer_registers<88>();
-    assist_delta<bf16, D, decays, reads>(delta, n, h, map, s);
+    assist_delta<bf16, D, decays, reads, records>(delta, n, h, map, s);
   } else {
     ptx::fewer_registers<24>();
     if (threadIdx.x % 128 == 0) {
@@ -499,18 +519,18 @@ __device__ void delta_kernel(const Delta& delta) {
 
 }  // namespace
 
-#define LINNET_DELTA(name, bf16, D, decays, reads)                                            \
+#define LINNET_DELTA(name, bf16, D, decays, reads, records)                                   \
   extern "C" __global__ void __launch_bounds__(delta_threads(D, bf16), delta_blocks(D, bf16)) \
       name(const __grid_constant__ Delta delta) {                                             \
-    delta_kernel<bf16, D, decays, reads>(delta);                                              \
+    delta_kernel<bf16, D, decays, reads, records>(delta);                                     \
   }
 #define LINNET_DELTA_EARLY(name, bf16, D)                                                     \
   extern "C" __global__ void __launch_bounds__(delta_threads(D, bf16), delta_blocks(D, bf16)) \
       name(const __grid_constant__ Delta delta) {                                             \
     if (blockIdx.y == 0) {                                                                    \
-      delta_kernel<bf16, D, false, true>(delta);                                              \
+      delta_kernel<bf16, D, false, true, false>(delta);                                       \
     } else {                                                                                  \
-      delta_kernel<bf16, D, false, false>(delta);                                             \
+      delta_kernel<bf16, D, false, false, false>(delta);                                      \
     }                                                                                         \
   }
 

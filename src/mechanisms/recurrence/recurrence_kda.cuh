@@ -34,18 +34,6 @@ __device__ __forceinline__ void multiply_lower(float (&N)[32], const uint32_t (&
     ptx::wgmma_tf32(N, A[4 * j], A[4 * j + 2], A[4 * j + 1], A[4 * j + 3], ptx::descriptor_k_major(system, C, j), add || j > 0);
   }
 }
-// The same with T^T as it is kept: its first 32 columns are read by 32 tokens alone.
-__device__ __forceinline__ void multiply_upper(float (&N)[32], const uint32_t (&A)[32], uint32_t system, bool add) {
-#pragma unroll
-  for (int j = 4; j < 8; ++j) {
-    ptx::wgmma_tf32(N, A[4 * j], A[4 * j + 2], A[4 * j + 1], A[4 * j + 3], ptx::descriptor_k_major(system + 4096, C, j - 4),
-                    add || j > 4);
-  }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    ptx::wgmma_tf32_half(N, A[4 * j], A[4 * j + 2], A[4 * j + 1], A[4 * j + 3], ptx::descriptor_k_major(system, C, j), true);
-  }
-}
 
 // A warpgroup for each 64 values walks, and one thread more fetches.
 template <int D, class Shared, class Walks, class Fetches>

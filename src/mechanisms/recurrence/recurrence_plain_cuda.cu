@@ -264,24 +264,27 @@ extern "C" __global__ void __launch_bounds__(256) plain_sums(const __grid_consta
       if (to.data == nullptr || h % (e.H / heads) != 0) return;
       const int group = e.H / heads;
       const int64_t place = row_of(to, b, t, h / group), at = row_of(source, b, t, h);
-      float factor = 1, along = 0;
-      if (e.l2_norm) {  // d(x r) = r (d - x r (x r . d)), r = 1 / sqrt(x.x + 1e-6)
-        float squares = 0, product = 0;
+      // d(x r) = r (d - x r (x r . d)), r = 1 / sqrt(x.x + eps). With 1 = r^2 (x.x + eps) it is r^3 (eps d + (x.x d - x x.d)):
+      // a d along x cancels in double alone, and with one channel the bracket is 0.
+      double squares = 0, product = 0, factor = 1;
+      if (e.l2_norm) {
         for (int c = lane; c < e.K; c += 32) {
-          const float x = ptx::load(source.data, source.dtype, at + c);
-          squares = fmaf(x, x, squares);
-          product = fmaf(x, sum(from + c, group), product);
+          const double x = ptx::load(source.data, source.dtype, at + c);
+          squares += x * x;
+          product += x * sum(from + c, group);
         }
         for (int step = 1; step < 32; step *= 2) {
           squares += __shfl_xor_sync(0xffffffff, squares, step);
           product += __shfl_xor_sync(0xffffffff, product, step);
         }
-        factor = 1 / sqrtf(squares + 1e-6f);
-        along = product * factor * factor;
+        factor = 1 / sqrt(squares + 1e-6);
       }
       for (int c = lane; c < e.K; c += 32) {
         float x = sum(from + c, group);
-        if (e.l2_norm) x = factor * fmaf(-along, ptx::load(source.data, source.dtype, at + c), x);
+        if (e.l2_norm) {
+          const double across = e.K == 1 ? 0 : squares * x - product * ptx::load(source.data, source.dtype, at + c);
+          x = static_cast<float>(factor * factor * factor * (1e-6 * x + across));
+        }
         ptx::store(const_cast<void*>(to.data), to.dtype, place + c, x);
       }
     };

@@ -1,4 +1,5 @@
-// The segments of a long sequence in the delta rules, each of which has a length of its own (Delta, Kda).
+// What the walks of the delta rules share, whatever their decays (Delta, Kda): the segments of a long sequence, each of which
+// has a length of its own, and the product with T^T.
 #pragma once
 
 #include "mechanisms/recurrence/recurrence_tile.cuh"
@@ -20,6 +21,20 @@ __device__ inline Walk segment_of(const Rule& rule, int64_t n, int segment, bool
   w.starts = segment == 0;
   w.ends = segment == segments - 1;
   return w;
+}
+
+// N (+)= A T: A the rounded accumulators of a product [64 values, 64 tokens], T^T a tile in tf32 as it is kept: its first 32
+// columns have 32 rows alone, since the others are zero.
+__device__ __forceinline__ void multiply_upper(float (&N)[32], const uint32_t (&A)[32], uint32_t system, bool add) {
+#pragma unroll
+  for (int j = 4; j < 8; ++j) {
+    ptx::wgmma_tf32(N, A[4 * j], A[4 * j + 2], A[4 * j + 1], A[4 * j + 3], ptx::descriptor_k_major(system + 4096, C, j - 4),
+                    add || j > 4);
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    ptx::wgmma_tf32_half(N, A[4 * j], A[4 * j + 2], A[4 * j + 1], A[4 * j + 3], ptx::descriptor_k_major(system, C, j), true);
+  }
 }
 
 }  // namespace
