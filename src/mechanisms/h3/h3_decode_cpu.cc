@@ -1,200 +1,256 @@
-// One step of H3: both states read and written once, where they lie. The diagonal state keeps its pairs (re, im) side by side:
-// a complex product is one multiply-add with the neighbours exchanged. A step that rounds a drifts (h3.md): a - 1 is made in
-// double and held in two numbers of T, and X + ((a - 1) X + bd kv) rounds only as the state itself does. What is read is a
-// difference of products and shows every rounding of them: it runs in double, from the state before the step,
+// One step of H3: both states read and written once, where they lie. A step that rounds a drifts (h3.md): a - 1 is made in
+// double and held in two numbers of T, and X + ((a - 1) X + bd kv) rounds only as the state itself does.
 //
-//   kbar = sum_n sc[n + 1] x[n] + (sd + sc . sb) k,   s = 2 Re(c a . X) + (d + 2 Re(c . bd)) kv
+// A task is a few heads. Each is discretised once for all batch rows and tokens. Batch rows go four by four (f64: two), which
+// share the loads of a head's tables, and inside them the heads as they lie: first x of all heads, then X, so that no X waits
+// for a sum over lanes. Rows are often a multiple of 4096 bytes apart, and a load waits for every store in flight whose address
+// has the same last 12 bits: all rows are loaded before one is stored, and the next four come when those stores are long done.
 //
-// A task is a few heads: each head is discretised once for all batch rows and tokens, and four rows share the loads of its
-// tables. In f32 a vector of X is 7 multiply-adds and 2 conversions, a vector of x 3 and 2.
+// Pairs (re, im) are taken apart inside 16 bytes, one shuffle a vector each way, so that the tables of a head are half as long
+// as its state. In f32 a vector of X is 6 turns of the multipliers, a vector of x 2.
 #include "h3_ssm.h"
 #include "simd/math.h"
 #include "simd/task.h"
+#include "simd/wide.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
 
 using D = Vec<double>;
-constexpr int kRows = 4;           // batch rows at a time
-constexpr int64_t kAhead = kRows;  // batch rows fetched in advance
+constexpr int kMostHeads = 16;  // of a task
+// Batch rows side by side, as many as 16 bytes hold: numbers of a channel for all of them are a piece [kBeside].
+template <class T>
+constexpr int kBeside = kLaneBytes / sizeof(T);
+template <class T>
+struct FewOf {
+  typedef double V __attribute__((vector_size(sizeof(double) * kBeside<T>)));
+};
+template <class T>
+using Few = typename FewOf<T>::V;
 
-// Neighbours exchanged; a and b lane by lane in turn, their lower and upper halves.
+// Each lane takes what the lane below it has; the first takes the last of `before`.
 template <class T>
-LINNET_INLINE typename Vec<T>::V swap_pairs(typename Vec<T>::V v) {
-  typename Vec<T>::I index;
-#pragma GCC unroll 16
-  for (int l = 0; l < Vec<T>::W; ++l) index[l] = l ^ 1;
-  return __builtin_shuffle(v, index);
-}
-// Each lane takes what the lane below it has; the first is 0.
-template <class T>
-LINNET_INLINE typename Vec<T>::V shift_lanes(typename Vec<T>::V v) {
+LINNET_INLINE typename Vec<T>::V shift_lanes(typename Vec<T>::V before, typename Vec<T>::V v) {
   constexpr int W = Vec<T>::W;
   typename Vec<T>::I index;
 #pragma GCC unroll 16
-  for (int l = 0; l < W; ++l) index[l] = l == 0 ? W : l - 1;
-  return __builtin_shuffle(v, Vec<T>::zero(), index);
-}
-LINNET_INLINE vd zip(vd a, vd b, int half) {
-  typename D::I index;
-#pragma GCC unroll 8
-  for (int l = 0; l < D::W; ++l) index[l] = (l + half * D::W) / 2 + l % 2 * D::W;
-  return __builtin_shuffle(a, b, index);
+  for (int l = 0; l < W; ++l) index[l] = W - 1 + l;
+  return __builtin_shuffle(before, v, index);
 }
 
-// D::W numbers of T as doubles.
-LINNET_INLINE vd widen(const double* p) { return D::load(p); }
-LINNET_INLINE vd widen(const float* p) {
-  typedef float half __attribute__((vector_size(kVectorBytes / 2)));
-  half v;
-  __builtin_memcpy(&v, p, sizeof v);
-#if defined(LINNET_ISA_avx512)
-  return _mm512_maskz_cvtps_pd(kAll8, v);  // one instruction, which g++ 12 makes five of
-#else
-  return __builtin_convertvector(v, vd);
-#endif
+// Two vectors of pairs, taken apart inside each 16 bytes: lane l belongs to pair pair_of(l).
+template <class T>
+struct Planes {
+  using X = Vec<T>;
+  using V = typename X::V;
+  static constexpr int W = X::W, kEach = kLaneBytes / sizeof(T);  // kEach: 4 floats, 2 doubles
+  V re, im;
+  static constexpr int pair_of(int l) {
+    return l / kEach * kEach / 2 + l % kEach % (kEach / 2) + (l % kEach) / (kEach / 2) * (W / 2);
+  }
+  LINNET_INLINE static Planes apart(V a, V b) {
+    typename X::I even, odd;
+#pragma GCC unroll 16
+    for (int l = 0; l < W; ++l) {
+      even[l] = l / kEach * kEach + l % kEach % (kEach / 2) * 2 + (l % kEach) / (kEach / 2) * W;
+      odd[l] = even[l] + 1;
+    }
+    return {__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, odd)};
+  }
+  // The two vectors again.
+  LINNET_INLINE V first() const { return unpack_low(re, im); }
+  LINNET_INLINE V second() const { return unpack_high(re, im); }
+  // `left` pairs from p on (kCut: fewer than a vector of each part).
+  template <bool kCut>
+  LINNET_INLINE static Planes load(const T* p, int left) {
+    if constexpr (kCut) return apart(X::load(p, 2 * left), X::load(p + W, 2 * left - W));
+    return apart(X::load(p), X::load(p + W));
+  }
+  template <bool kCut>
+  LINNET_INLINE void store(T* p, int left) const {
+    if constexpr (kCut) {
+      X::store(p, first(), 2 * left);
+      X::store(p + W, second(), 2 * left - W);
+    } else {
+      X::store(p, first());
+      X::store(p + W, second());
+    }
+  }
+  // Lanes in the order of the pairs, in the order of the lanes.
+  LINNET_INLINE static V order(V v) {
+    typename X::I index;
+#pragma GCC unroll 16
+    for (int l = 0; l < W; ++l) index[l] = pair_of(l);
+    return __builtin_shuffle(v, index);
+  }
+};
+
+// A vector of T in double: two vectors for floats, one for doubles.
+LINNET_INLINE void to_double(vf v, vd (&to)[2]) {
+  const Wide w = widen(v);
+  to[0] = w.low, to[1] = w.high;
 }
-LINNET_INLINE void narrow(vd x, double* p) { D::store(p, x); }
-LINNET_INLINE void narrow(vd x, float* p) {
-  typedef float half __attribute__((vector_size(kVectorBytes / 2)));
-#if defined(LINNET_ISA_avx512)
-  const half v = _mm512_maskz_cvtpd_ps(kAll8, x);
-#else
-  const half v = __builtin_convertvector(x, half);
-#endif
-  __builtin_memcpy(p, &v, sizeof v);
-}
+LINNET_INLINE void to_double(vd v, vd (&to)[1]) { to[0] = v; }
+LINNET_INLINE vf from_double(const vd (&from)[2]) { return narrow({from[0], from[1]}); }
+LINNET_INLINE vd from_double(const vd (&from)[1]) { return from[0]; }
 
 struct Sizes : H3Shape {
-  int64_t ld, ldr, heads;  // 2 M and R padded; heads of a task
+  int64_t ld, ldr, heads, tables;  // M and R padded; heads of a task, of which so many stay discretised
   explicit Sizes(const H3DecodeArgs& args)
       : H3Shape(args),
-        ld(2 * round_up<double>(M)),
+        ld(round_up<float>(M)),
         ldr(round_up<float>(R)),
-        heads(H >= 512  ? 16
+        heads(H >= 512  ? kMostHeads
               : H >= 64 ? 4
-                        : 1) {}
+                        : 1),
+        tables(B > 4 || T > 1 ? heads : 1) {}
   int64_t tasks() const { return P == 0 ? 0 : (H + heads - 1) / heads; }
 };
 
-// One head, pairs side by side: X + (rise X + cross swap(X) + bd kv). rise and cross are the sums of two rows.
+// One head, lanes in the order of Planes: a - 1 = rise + i turn, each the sum of two rows.
 template <class T>
 struct Table {
-  T *rise[2], *cross[2], *bd;  // [ld]
-  double* read;                // [ld]: 2 Re c a, -2 Im c a
-  double tap;                  // d + 2 Re(c . bd)
-  T* sb;                       // [P, ldr]
-  double *sc, *shift_tap;      // [P, ldr]: sc[n + 1], [P]: sd + sc . sb
+  T *rise[2], *turn[2];  // [ld]
+  T* bd[2];              // [ld]: real and imaginary parts
+  double* read[2];       // [ld]: 2 Re(c a), -2 Im(c a)
+  double* tap;           // [1]: d + 2 Re(c . bd)
   static Table cut(Arena& arena, const Sizes& s) {
     Table r;
-    for (T** row : {&r.rise[0], &r.rise[1], &r.cross[0], &r.cross[1], &r.bd}) *row = arena.take<T>(s.ld);
-    r.read = arena.take<double>(s.ld);
-    r.sb = arena.take<T>(s.P * s.ldr);
-    r.sc = arena.take<double>(s.P * s.ldr);
-    r.shift_tap = arena.take<double>(s.P);
+    for (auto* rows : {&r.rise, &r.turn, &r.bd}) {
+      for (T*& row : *rows) row = arena.take<T>(s.ld);
+    }
+    for (double*& row : r.read) row = arena.take<double>(s.ld);
+    r.tap = arena.take<double>(1);
     return r;
-  }
-  LINNET_INLINE static void split(vd x, T* const (&rows)[2], int64_t i) {
-    narrow(x, rows[0] + i);
-    narrow(x - widen(rows[0] + i), rows[1] + i);
   }
 };
 
 template <class T>
 struct Scratch {
-  T *log_neg_re, *imag, *b, *c;  // [ld]: the parameters of one head
-  T* sc;                         // [ldr + 1 vector], zeros behind R
-  double *kbar, *y;              // [P, rows]
-  T* X;                          // [P, P, ld]: pairs that are not neighbours in the caller's memory
-  Table<T> table;
+  T *log_neg_re, *imag, *b, *c;  // [ld], [2 ld]: parameters of one head
+  T *sb, *sc;                    // [heads P, ldr]: those of another type than T
+  double *shift_tap, *dt;        // [heads P]: sd + sc . sb, [heads]
+  T *q, *k, *v, *y;              // [heads P, kBeside]; y [P, heads, kBeside]
+  double* kbar;                  // [heads P, kBeside]
+  T* X;                          // [2 ld]: pairs that are not neighbours in the caller's memory
+  Table<T> table[kMostHeads];
   static Scratch cut(Arena& arena, const Sizes& s) {
     Scratch r;
-    for (T** row : {&r.log_neg_re, &r.imag, &r.b, &r.c}) *row = arena.take<T>(s.ld);
-    r.sc = arena.take<T>(s.ldr + Vec<T>::W);
-    r.kbar = arena.take<double>(kRows * s.P);
-    r.y = arena.take<double>(kRows * s.P);
-    r.X = arena.take<T>(s.P * s.P * s.ld);
-    r.table = Table<T>::cut(arena, s);
+    for (T** row : {&r.log_neg_re, &r.imag}) *row = arena.take<T>(s.ld);
+    for (T** row : {&r.b, &r.c, &r.X}) *row = arena.take<T>(2 * s.ld);
+    for (T** rows : {&r.sb, &r.sc}) *rows = arena.take<T>(s.heads * s.P * s.ldr);
+    r.shift_tap = arena.take<double>(s.heads * s.P);
+    r.dt = arena.take<double>(round_up<float>(s.heads));
+    r.kbar = arena.take<double>(s.heads * s.P * kBeside<T>);
+    for (T** row : {&r.q, &r.k, &r.v, &r.y}) *row = arena.take<T>(round_up<float>(s.heads) * s.P * kBeside<T>);
+    for (int64_t i = 0; i < s.tables; ++i) r.table[i] = Table<T>::cut(arena, s);
     return r;
   }
 };
 
-// a b + c, rounded alike wherever it is inlined.
-LINNET_INLINE double multiply_add(double a, double b, double c) {
-  return fma(D::broadcast(a), D::broadcast(b), D::broadcast(c))[0];
+// The sums over the lanes of N vectors, each in the order of sum().
+template <class T, int N>
+LINNET_INLINE Few<T> sums(const vd (&v)[N]) {
+#if defined(LINNET_ISA_avx512) || defined(LINNET_ISA_avx2)
+  if constexpr (N == 4) {
+    Few<T> h[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) {
+#if defined(LINNET_ISA_avx512)
+      h[j] = Few<T>(__builtin_shufflevector(v[j], v[j], 0, 1, 2, 3)) + Few<T>(__builtin_shufflevector(v[j], v[j], 4, 5, 6, 7));
+#else
+      h[j] = v[j];
+#endif
+    }
+    const Few<T> a = __builtin_shufflevector(h[0], h[1], 0, 1, 4, 5) + __builtin_shufflevector(h[0], h[1], 2, 3, 6, 7);
+    const Few<T> b = __builtin_shufflevector(h[2], h[3], 0, 1, 4, 5) + __builtin_shufflevector(h[2], h[3], 2, 3, 6, 7);
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+  }
+#endif
+  Few<T> r = {};
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) r[j] = sum(v[j]);
+  return r;
 }
 
-// total + x . y over a vector of x, in double
-template <class T>
-LINNET_INLINE vd dot(const T* x, const double* y, vd total) {
+// total + x . y in double
+template <class T, int kParts>
+LINNET_INLINE vd dot(typename Vec<T>::V x, const vd (&y)[kParts], vd total) {
+  vd wide[kParts];
+  to_double(x, wide);
 #pragma GCC unroll 2
-  for (int i = 0; i < Vec<T>::W; i += D::W) total = fma(widen(x + i), D::load(y + i), total);
+  for (int i = 0; i < kParts; ++i) total = fma(wide[i], y[i], total);
   return total;
 }
 
-// x moves on by one token in place, from its end, so that nothing is read after it was written; returns sum_n sc[n] x[n] of x
-// before that.
-template <class T>
-LINNET_INLINE double shift(const T* sb, const double* sc, int R, T k, T* x) {
-  using X = Vec<T>;
-  using V = typename X::V;
-  const V key = X::broadcast(k);
-  vd total = D::zero();
-  int i = R / X::W * X::W;
-  if (const int lanes = R - i; lanes > 0) {
-    T edge[X::W];
-    const V cut = X::load(x + i, lanes);
-    X::store(edge, cut);
-    total = dot(edge, sc + i, total);
-    const V before = i > 0 ? X::load(x + i - 1, lanes) : shift_lanes<T>(cut);
-    X::store(x + i, fma(X::load(sb + i), key, before), lanes);
-  }
-  for (i -= X::W; i > 0; i -= X::W) {
-    total = dot(x + i, sc + i, total);
-    X::store(x + i, fma(X::load(sb + i), key, X::load(x + i - 1)));
-  }
-  if (i == 0) {
-    total = dot(x, sc, total);
-    X::store(x, fma(X::load(sb), key, shift_lanes<T>(X::load(x))));
-  }
-  return sum(total);
-}
-
-// X of N rows moves on by one token; read = 2 Re(c a X) of X before that.
+// x of N rows moves on by one token in place; returns sum_n sc[n] x[n - 1] of x before that. All rows are loaded before one is
+// stored.
 template <int N, class T>
-LINNET_INLINE void diagonal(const Table<T>& table, int width, const double* kv, T* const* pairs, double* read) {
+LINNET_INLINE Few<T> shift(const T* sb, const T* sc, int R, Few<T> k, T* const (&x)[N]) {
   using X = Vec<T>;
   using V = typename X::V;
+  V before[N] = {};
   vd total[N] = {};
   const auto step = [&]<bool kCut>(int i) {
-    const V rise = X::load(table.rise[0] + i), cross = X::load(table.cross[0] + i), bd = X::load(table.bd + i);
-    const V rise_low = X::load(table.rise[1] + i), cross_low = X::load(table.cross[1] + i);
+    const auto load = [&](const T* p) { return kCut ? X::load(p + i, R - i) : X::load(p + i); };
+    const V in = load(sb);
+    vd out[X::W / D::W];
+    to_double(load(sc), out);
+    V now[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) now[j] = load(x[j]);
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
-      T* at = pairs[j] + i;
-      const V x = kCut ? X::load(at, width - i) : X::load(at), turned = swap_pairs<T>(x);
-      if constexpr (kCut) {
-        T edge[X::W];
-        X::store(edge, x);
-        total[j] = dot(edge, table.read + i, total[j]);
-      } else {
-        total[j] = dot(at, table.read + i, total[j]);
-      }
-      V rest = bd * X::broadcast(static_cast<T>(kv[j]));
-      if constexpr (sizeof(T) == 4) rest = fma(rise_low, x, fma(cross_low, turned, rest));
-      const V next = x + fma(rise, x, fma(cross, turned, rest));
-      if constexpr (kCut) {
-        X::store(at, next, width - i);
-      } else {
-        X::store(at, next);
-      }
+      const V older = shift_lanes<T>(before[j], now[j]), next = fma(in, X::broadcast(static_cast<T>(k[j])), older);
+      kCut ? X::store(x[j] + i, next, R - i) : X::store(x[j] + i, next);
+      total[j] = dot<T>(older, out, total[j]);
+      before[j] = now[j];
     }
   };
   int i = 0;
-  for (; i + X::W <= width; i += X::W) step.template operator()<false>(i);
-  if (i < width) step.template operator()<true>(i);
+  for (; i + X::W <= R; i += X::W) step.template operator()<false>(i);
+  if (i < R) step.template operator()<true>(i);
+  return sums<T>(total);
+}
+
+// X of N rows moves on by one token in place, X + ((a - 1) X + bd kv), the bracket first; returns 2 Re(c a . X) of X before
+// that.
+template <int N, class T>
+LINNET_INLINE Few<T> diagonal(const Table<T>& table, int M, Few<T> kv, T* const (&state)[N]) {
+  using X = Vec<T>;
+  using V = typename X::V;
+  vd total[N] = {};
+  const auto step = [&]<bool kCut>(int m) {
+    constexpr int kParts = X::W / D::W;
+    const int left = kCut ? M - m : X::W;
+    vd read[2][kParts];
+#pragma GCC unroll 2
+    for (int i = 0; i < kParts; ++i) {
+      read[0][i] = D::load(table.read[0] + m + i * D::W);
+      read[1][i] = D::load(table.read[1] + m + i * D::W);
+    }
+    Planes<T> x[N];
 #pragma GCC unroll 4
-  for (int j = 0; j < N; ++j) read[j] = sum(total[j]);
+    for (int j = 0; j < N; ++j) x[j] = Planes<T>::template load<kCut>(state[j] + 2 * m, left);
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) {
+      const V in = X::broadcast(static_cast<T>(kv[j]));
+      total[j] = dot<T>(x[j].im, read[1], dot<T>(x[j].re, read[0], total[j]));
+      V re = X::load(table.bd[0] + m) * in, im = X::load(table.bd[1] + m) * in;
+#pragma GCC unroll 2
+      for (int part = sizeof(T) == 4 ? 1 : 0; part >= 0; --part) {
+        const V rise = X::load(table.rise[part] + m), turn = X::load(table.turn[part] + m);
+        re = fma(rise, x[j].re, fma(-turn, x[j].im, re));
+        im = fma(rise, x[j].im, fma(turn, x[j].re, im));
+      }
+      const Planes<T> next{x[j].re + re, x[j].im + im};
+      next.template store<kCut>(state[j] + 2 * m, left);
+    }
+  };
+  int m = 0;
+  for (; m + X::W <= M; m += X::W) step.template operator()<false>(m);
+  if (m < M) step.template operator()<true>(m);
+  return sums<T>(total);
 }
 
 template <class T, class E>
@@ -212,178 +268,225 @@ struct Decode {
     return arena.used();
   }
 
-  // Numbers of one row of a parameter, which has the type of the call or T.
-  LINNET_INLINE void load_row(const View& view, int64_t row, int64_t count, T* to) const {
-    const int64_t at = row * view.stride[0];
-    if (view.dtype == args.q.dtype) {
-      load_tile<T>(static_cast<const E*>(view.data) + at, 0, 1, static_cast<int>(count), to, 0);
-    } else {
-      load_tile<T>(static_cast<const T*>(view.data) + at, 0, 1, static_cast<int>(count), to, 0);
-    }
+  // A parameter has the type of the call or T. Row `at` where it lies, or its `count` numbers converted.
+  LINNET_INLINE bool is_real(const View& view) const { return sizeof(E) == sizeof(T) || view.dtype != args.q.dtype; }
+  LINNET_INLINE const T* row(const View& view, int64_t at, int64_t count, T* copy) const {
+    if (is_real(view)) return view.at<const T>(at);
+    load_tile<T>(view.at<const E>(at), 0, 1, static_cast<int>(count), copy, 0);
+    return copy;
   }
-  void load_pairs(const View& view, int64_t h, T* to) const {
-    if (view.stride[1] == 2 || s.M == 1) return load_row(view, h, 2 * s.M, to);
-    for (int64_t i = 0; i < 2 * s.M; ++i) to[i] = static_cast<T>(element(view, h, i / 2, i % 2));
+  const T* pairs(const View& view, int64_t h, T* copy) const {
+    if (view.stride[1] == 2 || s.M == 1) return row(view, h, 2 * s.M, copy);
+    for (int64_t i = 0; i < 2 * s.M; ++i) copy[i] = static_cast<T>(element(view, h, i / 2, i % 2));
+    return copy;
+  }
+  struct Rows {
+    const T* data;
+    int64_t pitch;
+  };
+  Rows rows(const View& view, int64_t first, int64_t count, T* copy) const {
+    if (is_real(view)) return {view.at<const T>(first), view.stride[0]};
+    load_tile<T>(view.at<const E>(first), view.stride[0], static_cast<int>(count), static_cast<int>(s.R), copy, s.ldr);
+    return {copy, s.ldr};
   }
 
-  // a - 1 = A w and bd = b w with w = dt / (1 - z/2) (bilinear). Lanes behind the last pair have b = c = 0, and X = 0 there.
-  void discretise(int64_t h, Scratch<T>& r) const {
-    Table<T>& table = r.table;
-    for (T* row : {r.log_neg_re, r.imag, r.b, r.c}) {
-      for (int64_t i = 0; i < s.ld; i += X::W) X::store(row + i, X::zero());
+  // sb . sc of a channel
+  LINNET_INLINE double product(const T* sb, const T* sc) const {
+    vd total = D::zero(), out[X::W / D::W];
+    for (int64_t i = 0; i < s.R; i += X::W) {
+      const int lanes = static_cast<int>(s.R - i);
+      to_double(X::load(sc + i, lanes), out);
+      total = dot<T>(X::load(sb + i, lanes), out, total);
     }
-    load_row(args.log_neg_re, h, s.M, r.log_neg_re);
-    load_row(args.imag, h, s.M, r.imag);
-    load_pairs(args.b, h, r.b);
-    load_pairs(args.c, h, r.c);
-    if (args.disc == H3Disc::zoh) return discretise_zoh(h, r);
-    for (int64_t m = 0; 2 * m < s.ld; m += X::W) X::store(r.log_neg_re + m, exp(X::load(r.log_neg_re + m)));
-    const vd dt = D::broadcast(__builtin_exp(element(args.log_dt, h))), one = D::broadcast(1), half = 0.5 * dt;
-    vd signs, tap = D::zero();
-#pragma GCC unroll 8
-    for (int l = 0; l < D::W; ++l) signs[l] = l % 2 == 0 ? 2 : -2;
-    for (int64_t m = 0; 2 * m < s.ld; m += D::W) {
-      const vd re = -widen(r.log_neg_re + m), im = widen(r.imag + m), zi = half * im, below = one - half * re;
-      const vd scale = dt / fma(below, below, zi * zi), wr = below * scale, wi = zi * scale;
-      const vd ar = fma(re, wr, -(im * wi)), ai = fma(re, wi, im * wr);  // a - 1
-#pragma GCC unroll 2
-      for (int side = 0; side < 2; ++side) {
-        const int64_t i = 2 * m + side * D::W;
-        const vd rise = zip(ar, ar, side), cross = zip(-ai, ai, side), b = widen(r.b + i), c = widen(r.c + i) * signs;
-        const vd bd = fma(b, zip(wr, wr, side), swap_pairs<double>(b) * zip(-wi, wi, side));
-        Table<T>::split(rise, table.rise, i);
-        Table<T>::split(cross, table.cross, i);
-        narrow(bd, table.bd + i);
-        // 2 Re(c a X) = 2 Re c a re - 2 Im c a im; c = (2 Re c, -2 Im c): the product with a, conjugated
-        D::store(table.read + i, fma(c, one + rise, swap_pairs<double>(c) * -cross));
-        tap = fma(c, bd, tap);
-      }
-    }
-    table.tap = element(args.d, h) + sum(tap);
+    return sum(total);
   }
-  void discretise_zoh(int64_t h, Scratch<T>& r) const {
-    r.table.tap = element(args.d, h);
-    for (int64_t m = 0; m < s.ld / 2; ++m) {
+  void discretise(int64_t h, double dt, const Scratch<T>& r, const Table<T>& table) const {
+    *table.tap = element(args.d, h);
+    if (args.disc == H3Disc::zoh) return zoh(h, table);
+    bilinear(h, dt, r, table);
+  }
+  // a - 1 = A w and bd = b w with w = dt / (1 - z/2), z = A dt. Lanes behind the last pair have b = c = 0, and X = 0 there.
+  void bilinear(int64_t h, double dt, const Scratch<T>& r, const Table<T>& table) const {
+    constexpr int kParts = X::W / D::W;
+    const T *b = pairs(args.b, h, r.b), *c = pairs(args.c, h, r.c);
+    const T *log_neg_re = row(args.log_neg_re, h, s.M, r.log_neg_re), *imag = row(args.imag, h, s.M, r.imag);
+    const vd step = D::broadcast(dt), one = D::broadcast(1), two = D::broadcast(2), half = 0.5 * step;
+    vd tap = D::zero();
+    for (int64_t m = 0; m < s.M; m += X::W) {
+      const int lanes = static_cast<int>(s.M - m);
+      const Planes<T> in = Planes<T>::template load<true>(b + 2 * m, lanes),
+                      out = Planes<T>::template load<true>(c + 2 * m, lanes);
+      vd re[kParts], im[kParts], br[kParts], bi[kParts], cr[kParts], ci[kParts];
+      to_double(Planes<T>::order(exp(X::load(log_neg_re + m, lanes))), re);  // minus the real part
+      to_double(Planes<T>::order(X::load(imag + m, lanes)), im);
+      to_double(in.re, br), to_double(in.im, bi), to_double(out.re, cr), to_double(out.im, ci);
+#pragma GCC unroll 2
+      for (int i = 0; i < kParts; ++i) {
+        const vd zi = half * im[i], below = fma(half, re[i], one), scale = step / fma(below, below, zi * zi);
+        const vd wr = below * scale, wi = zi * scale, rise = fma(-re[i], wr, -(im[i] * wi));
+        im[i] = fma(im[i], wr, -(re[i] * wi));
+        re[i] = rise;
+        const vd real = fma(br[i], wr, -(bi[i] * wi)), imaginary = fma(br[i], wi, bi[i] * wr);
+        cr[i] *= two, ci[i] *= two;
+        tap = fma(cr[i], real, fma(-ci[i], imaginary, tap));
+        br[i] = real, bi[i] = imaginary;
+        const vd a = one + rise;
+        D::store(table.read[0] + m + i * D::W, fma(cr[i], a, -(ci[i] * im[i])));
+        D::store(table.read[1] + m + i * D::W, fma(-cr[i], im[i], -(ci[i] * a)));
+      }
+      put(re, table.rise, m);
+      put(im, table.turn, m);
+      X::store(table.bd[0] + m, from_double(br));
+      X::store(table.bd[1] + m, from_double(bi));
+    }
+    *table.tap += sum(tap);
+  }
+  template <int kParts>
+  LINNET_INLINE static void put(vd (&x)[kParts], T* const (&rows)[2], int64_t m) {
+    const V high = from_double(x);
+    X::store(rows[0] + m, high);
+    if constexpr (sizeof(T) == 4) {
+      vd back[kParts];
+      to_double(high, back);
+#pragma GCC unroll 2
+      for (int i = 0; i < kParts; ++i) x[i] -= back[i];
+      X::store(rows[1] + m, from_double(x));
+    }
+  }
+  void zoh(int64_t h, const Table<T>& table) const {
+    for (int64_t i = 0; i < s.ld; ++i) {
+      const int64_t m = i / X::W * X::W + Planes<T>::pair_of(static_cast<int>(i % X::W));
       const H3Pair p = m < s.M ? h3_pair(args, h, m) : H3Pair{};
-      const auto put = [&](T* const(&rows)[2], int64_t i, double x) {
+      const auto split = [&](T* const(&rows)[2], double x) {
         rows[0][i] = static_cast<T>(x);
         rows[1][i] = static_cast<T>(x - static_cast<double>(rows[0][i]));
       };
-      for (int side = 0; side < 2; ++side) {
-        put(r.table.rise, 2 * m + side, p.a.re - 1);
-        put(r.table.cross, 2 * m + side, side == 0 ? -p.a.im : p.a.im);
-        r.table.bd[2 * m + side] = static_cast<T>(side == 0 ? p.bd.re : p.bd.im);
-      }
+      split(table.rise, p.a.re - 1);
+      split(table.turn, p.a.im);
+      table.bd[0][i] = static_cast<T>(p.bd.re);
+      table.bd[1][i] = static_cast<T>(p.bd.im);
       const Complex ca = p.c * p.a;
-      r.table.read[2 * m] = 2 * ca.re, r.table.read[2 * m + 1] = -2 * ca.im;
-      r.table.tap += 2 * (p.c * p.bd).re;
-    }
-  }
-  void head_table(int64_t h, Scratch<T>& r) const {
-    discretise(h, r);
-    for (int64_t i = 0; i < s.ldr + X::W; i += X::W) X::store(r.sc + i, X::zero());
-    for (int64_t p = 0; p < s.P; ++p) {
-      T* sb = r.table.sb + p * s.ldr;
-      double* sc = r.table.sc + p * s.ldr;
-      load_row(args.sb, h * s.P + p, s.R, sb);
-      load_row(args.sc, h * s.P + p, s.R, r.sc);
-      vd tap = D::zero();
-      for (int64_t i = 0; i < round_up<T>(s.R); i += D::W) {
-        tap = fma(widen(sb + i), widen(r.sc + i), tap);
-        D::store(sc + i, widen(r.sc + i + 1));
-      }
-      r.table.shift_tap[p] = element(args.sd, h * s.P + p) + sum(tap);
+      table.read[0][i] = 2 * ca.re, table.read[1][i] = -2 * ca.im;
+      *table.tap += 2 * (p.c * p.bd).re;
     }
   }
 
-  LINNET_INLINE static double number(const View& view, int64_t b, int64_t t, int64_t c) {
-    return to_f64(*view.at<const E>(b, t, c));
+  // Pairs that are not neighbours: use(state, dense) for all of them.
+  template <class Use>
+  void each_pair(T* state, T* dense, const Use& use) const {
+    for (int64_t i = 0; i < 2 * s.M; ++i) use(state[i / 2 * args.state_diag.stride[4] + i % 2], dense[i]);
   }
-  // One token of batch rows [b, b + N) of a head: x[j] [P, ldx], X[j] [P, P, ldX].
+
+  // Numbers of N batch rows, `stride` apart, for `count` channels: to [count, kBeside] and back.
   template <int N>
-  LINNET_INLINE void token(const View& out, const Scratch<T>& r, int64_t b, int64_t t, int64_t h, T* const* x, int64_t ldx,
-                           T* const* state, const int64_t* ldX) const {
-    const Table<T>& table = r.table;
-    for (int64_t p = 0; p < s.P; ++p) {
+  LINNET_INLINE static void load_rows(const E* from, int64_t stride, int64_t count, T* to) {
+    constexpr int kEach = kBeside<T>;
+    for (int64_t c = 0; c < count; c += X::W) {
+      V v[kEach] = {};
 #pragma GCC unroll 4
-      for (int j = 0; j < N; ++j) {
-        const double k = number(args.k, b + j, t, h * s.P + p);
-        const double read =
-            shift(table.sb + p * s.ldr, table.sc + p * s.ldr, static_cast<int>(s.R), static_cast<T>(k), x[j] + p * ldx);
-        r.kbar[p * N + j] = multiply_add(table.shift_tap[p], k, read);
-        r.y[p * N + j] = 0;
-      }
+      for (int j = 0; j < N; ++j) v[j] = X::load(from + j * stride + c, static_cast<int>(count - c));
+      transpose_pieces(v);
+#pragma GCC unroll 4
+      for (int j = 0; j < kEach; ++j) store_pieces<T>(to + (c + j) * kEach, kEach * kEach, v[j]);
     }
-    for (int64_t p = 0; p < s.P; ++p) {
+  }
+  template <int N>
+  LINNET_INLINE static void store_rows(const T* from, int64_t count, E* to, int64_t stride) {
+    constexpr int kEach = kBeside<T>;
+    for (int64_t c = 0; c < count; c += X::W) {
+      V v[kEach];
+#pragma GCC unroll 4
+      for (int j = 0; j < kEach; ++j) v[j] = load_pieces<T>(from + (c + j) * kEach, kEach * kEach);
+      transpose_pieces(v);
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) X::store(to + j * stride + c, v[j], static_cast<int>(count - c));
+    }
+  }
+  LINNET_INLINE static Few<T> few(const T* p) {
+    typename Piece<T, kBeside<T>>::V v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return __builtin_convertvector(v, Few<T>);
+  }
+  LINNET_INLINE static void put_few(T* p, Few<T> v) {
+    const auto narrowed = __builtin_convertvector(v, typename Piece<T, kBeside<T>>::V);
+    __builtin_memcpy(p, &narrowed, sizeof narrowed);
+  }
+
+  // One token of batch rows [b, b + N) of heads [first, first + heads).
+  template <int N>
+  void token(const View& out, const Scratch<T>& r, const Rows& sb, const Rows& sc, int64_t b, int64_t t, int64_t first,
+             int64_t heads) const {
+    constexpr int kEach = kBeside<T>;
+    const View &shifts = args.state_shift, &diag = args.state_diag;
+    const int64_t channels = heads * s.P, begin = first * s.P;
+    load_rows<N>(args.q.at<const E>(b, t, begin), args.q.stride[0], channels, r.q);
+    load_rows<N>(args.k.at<const E>(b, t, begin), args.k.stride[0], channels, r.k);
+    load_rows<N>(args.v.at<const E>(b, t, begin), args.v.stride[0], channels, r.v);
+    T* x[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) x[j] = shifts.at<T>(b + j, begin, 0);
+    for (int64_t c = 0; c < channels; ++c) {
+      const Few<T> k = few(r.k + c * kEach);
+      const Few<T> read = shift<N>(sb.data + c * sb.pitch, sc.data + c * sc.pitch, static_cast<int>(s.R), k, x);
+      const Few<T> kbar = r.shift_tap[c] * k + read;
+      __builtin_memcpy(r.kbar + c * kEach, &kbar, sizeof kbar);
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) x[j] += shifts.stride[1];
+    }
+    for (int64_t i = 0; i < heads; ++i) {
+      const Table<T>& table = r.table[s.tables > 1 ? i : 0];
+      if (b == 0 && t == 0) discretise(first + i, r.dt[i], r, table);
       for (int64_t slot = 0; slot < s.P; ++slot) {
-        double kv[N], read[N];
-        T* pairs[N];
+        const Few<T> v = few(r.v + (i * s.P + slot) * kEach);
+        Few<T> y = {};
 #pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) {
-          kv[j] = r.kbar[p * N + j] * number(args.v, b + j, t, h * s.P + slot);
-          pairs[j] = state[j] + p * ldX[0] + slot * ldX[1];
-        }
-        diagonal<N>(table, static_cast<int>(2 * s.M), kv, pairs, read);
+        for (int j = 0; j < N; ++j) x[j] = diag.at<T>(b + j, first + i, 0, slot, 0, 0);
+        for (int64_t p = 0; p < s.P; ++p) {
+          Few<T> kv;
+          __builtin_memcpy(&kv, r.kbar + (i * s.P + p) * kEach, sizeof kv);
+          kv *= v;
+          const Few<T> read = apart ? diagonal_apart<N>(table, r.X, kv, x) : diagonal<N>(table, static_cast<int>(s.M), kv, x);
+          y += few(r.q + (i * s.P + p) * kEach) * (*table.tap * kv + read);
 #pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) {
-          const double q = number(args.q, b + j, t, h * s.P + p);
-          r.y[slot * N + j] = multiply_add(q, multiply_add(table.tap, kv[j], read[j]), r.y[slot * N + j]);
+          for (int j = 0; j < N; ++j) x[j] += diag.stride[2];
         }
+        put_few(r.y + (slot * heads + i) * kEach, y);
       }
     }
     for (int64_t slot = 0; slot < s.P; ++slot) {
-#pragma GCC unroll 4
-      for (int j = 0; j < N; ++j) {
-        *out.at<E>(b + j, t, slot * s.H + h) = round_to<E>(r.y[slot * N + j]);
-      }
+      store_rows<N>(r.y + slot * heads * kEach, heads, out.at<E>(b, t, slot * s.H + first), out.stride[0]);
     }
   }
   template <int N>
-  void rows(const View& out, const Scratch<T>& r, int64_t b, int64_t h) const {
-    const View &shifts = args.state_shift, &diag = args.state_diag;
-    T *x[N], *state[N];
+  Few<T> diagonal_apart(const Table<T>& table, T* dense, Few<T> kv, T* const (&state)[N]) const {
+    Few<T> read = {};
     for (int j = 0; j < N; ++j) {
-      x[j] = shifts.at<T>(b + j, h * s.P, 0);
-      state[j] = diag.at<T>(b + j, h, 0, 0, 0, 0);
-      if (b + j + kAhead < s.B) {
-        fetch(shifts.at<T>(b + j + kAhead, h * s.P, 0), s.R);
-        fetch(diag.at<T>(b + j + kAhead, h, 0, 0, 0, 0), 2 * s.M);
-      }
+      T* one[1] = {dense};
+      each_pair(state[j], dense, [](T& from, T& to) { to = from; });
+      read[j] = diagonal<1>(table, static_cast<int>(s.M), Few<T>{kv[j]}, one)[0];
+      each_pair(state[j], dense, [](T& to, T& from) { to = from; });
     }
-    for (int64_t t = 0; t < s.T; ++t) token<N>(out, r, b, t, h, x, shifts.stride[1], state, &diag.stride[2]);
-  }
-  LINNET_INLINE static void fetch(const T* from, int64_t count) {
-    for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(from + i, 1);
-  }
-  // A row whose pairs are apart: through scratch.
-  void row_apart(const View& out, const Scratch<T>& r, int64_t b, int64_t h) const {
-    const int64_t ldX[2] = {s.P * s.ld, s.ld};
-    const auto each = [&](const auto& use) {
-      for (int64_t i = 0; i < s.P * s.P * s.M; ++i) {
-        const int64_t p = i / (s.P * s.M), slot = i / s.M % s.P, m = i % s.M;
-        for (int64_t side = 0; side < 2; ++side) {
-          use(*args.state_diag.at<T>(b, h, p, slot, m, side), r.X[p * ldX[0] + slot * ldX[1] + 2 * m + side]);
-        }
-      }
-    };
-    T* x = args.state_shift.at<T>(b, h * s.P, 0);
-    each([](T& state, T& dense) { dense = state; });
-    for (int64_t t = 0; t < s.T; ++t) token<1>(out, r, b, t, h, &x, args.state_shift.stride[1], &r.X, ldX);
-    each([](T& state, T& dense) { state = dense; });
+    return read;
   }
 
   void run(const View& out, const Launch& launch) const {
     const int64_t bytes = worker_bytes();
-    if (s.T == 0) return;
-    parallel_near(launch, s.tasks(), [&](int64_t task, int worker) {
+    parallel_near(launch, s.T == 0 ? 0 : s.tasks(), [&](int64_t task, int worker) {
       Arena arena(launch.workspace + worker * bytes);
-      Scratch<T> r = Scratch<T>::cut(arena, s);
-      for (int64_t h = task * s.heads; h < s.H && h < (task + 1) * s.heads; ++h) {
-        head_table(h, r);
-        int64_t b = 0;
-        for (; !apart && b + kRows <= s.B; b += kRows) rows<kRows>(out, r, b, h);
-        for (; !apart && b < s.B; ++b) rows<1>(out, r, b, h);
-        for (; b < s.B; ++b) row_apart(out, r, b, h);
+      const Scratch<T> r = Scratch<T>::cut(arena, s);
+      const int64_t first = task * s.heads, heads = first + s.heads < s.H ? s.heads : s.H - first;
+      const Rows sb = rows(args.sb, first * s.P, heads * s.P, r.sb), sc = rows(args.sc, first * s.P, heads * s.P, r.sc);
+      for (int64_t c = 0; c < heads * s.P; ++c) {
+        r.shift_tap[c] = element(args.sd, first * s.P + c) + product(sb.data + c * sb.pitch, sc.data + c * sc.pitch);
+      }
+      for (int64_t i = 0; i < heads; ++i) r.dt[i] = element(args.log_dt, first + i);
+      for (int64_t i = 0; i < heads; i += D::W) D::store(r.dt + i, exp(D::load(r.dt + i)));
+      int64_t b = 0;
+      for (; b + kBeside<T> <= s.B; b += kBeside<T>) {
+        for (int64_t t = 0; t < s.T; ++t) token<kBeside<T>>(out, r, sb, sc, b, t, first, heads);
+      }
+      for (; b < s.B; ++b) {
+        for (int64_t t = 0; t < s.T; ++t) token<1>(out, r, sb, sc, b, t, first, heads);
       }
     });
   }

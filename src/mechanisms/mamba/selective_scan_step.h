@@ -6,6 +6,7 @@
 #include "simd/math.h"
 #include "simd/task.h"
 #include "simd/tile.h"
+#include "simd/wide.h"
 
 namespace linnet::LINNET_ISA {
 
@@ -52,23 +53,6 @@ LINNET_INLINE vd add_where(md m, vd a, vd b) {
 template <class V>
 LINNET_INLINE V advance(const Factor<V>& f, V h, V b) {
   return add_where(f.near, fma(f.value, h, b), h);
-}
-
-// The halves of a vector in double.
-struct Wide {
-  vd low, high;
-};
-LINNET_INLINE Wide widen(vf v) {
-  typedef float half __attribute__((vector_size(kVectorBytes / 2)));
-#if defined(LINNET_ISA_avx512)
-  const half low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
-  const half high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-#elif defined(LINNET_ISA_avx2)
-  const half low = __builtin_shufflevector(v, v, 0, 1, 2, 3), high = __builtin_shufflevector(v, v, 4, 5, 6, 7);
-#else
-  const half low = __builtin_shufflevector(v, v, 0, 1), high = __builtin_shufflevector(v, v, 2, 3);
-#endif
-  return {__builtin_convertvector(low, vd), __builtin_convertvector(high, vd)};
 }
 
 // exp(g) itself in double: 1 + what is near 0.
