@@ -70,11 +70,12 @@ std::string shape_text(std::string_view shape) {
   return text + "]";
 }
 
+constexpr std::string_view kChannels = "channels";
 const char* noun(std::string_view letter) {
   static constexpr std::pair<std::string_view, const char*> kNouns[] = {
       {"B", "batch rows"}, {"T", "tokens"},    {"S", "tokens"}, {"Tq", "tokens"}, {"Tk", "tokens"},  {"H", "heads"},
       {"Hq", "heads"},     {"Hk", "heads"},    {"Hv", "heads"}, {"Hkv", "heads"}, {"K", "channels"}, {"V", "channels"},
-      {"F", "features"},   {"N", "sequences"}, {"P", "pages"},  {"R", "rows"},
+      {"F", "features"},   {"N", "sequences"}, {"P", "pages"},  {"R", "rows"},    {"C", "channels"}, {"D", "channels"},
   };
   for (const auto& [name, text] : kNouns) {
     if (name == letter) return text;
@@ -214,6 +215,10 @@ Status match_shape(const Op& op, const TensorDecl& decl, const View& view, const
     if (known != nullptr && known->value == view.size[i]) continue;
     int64_t expected;
     if (known == nullptr && is_letter(word) && !evaluate(word, op, args, *dims, &expected)) {
+      // No tokens, no rows, no heads are an empty call; without channels nothing is defined (a scale of K^-0.5).
+      if (view.size[i] == 0 && noun(word) == kChannels)
+        return bad_input(op.name + ": " + decl.name + " has 0 channels in dimension " + std::to_string(i) + " of " +
+                         shape_text(shape) + ", expected at least 1");
       dims->set(word, view.size[i], decl.name);
       continue;
     }

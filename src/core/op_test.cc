@@ -162,6 +162,11 @@ const Wrong kWrong[] = {
        t.args.k = t.dense(Dtype::f32, {2, 4, 2, 5});
      },
      Code::bad_input, "toy: k has 5 channels in dimension 3 of [B, S, Hkv, K], expected 6 (same as q)"},
+    {"NoChannels",
+     [](Toy& t) {
+       t.args.q = t.dense(Dtype::f32, {2, 4, 2, 0});
+     },
+     Code::bad_input, "toy: q has 0 channels in dimension 3 of [B, T, H, K], expected at least 1"},
     {"Batch",
      [](Toy& t) {
        t.args.k = t.dense(Dtype::f32, {3, 4, 2, 6});

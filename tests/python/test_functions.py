@@ -156,6 +156,11 @@ WRONG = {
         RuntimeError,
         "softmax: k has 6 channels in dimension 3 of [B, Tk, Hkv, K], expected 8",
     ),
+    "no channels": (
+        lambda: linnet.gla(q4[..., :0], q4[..., :0], q4, g=q4[..., :0]),
+        RuntimeError,
+        "gla: q has 0 channels in dimension 3 of [B, T, Hq, K], expected at least 1",
+    ),
     "rank": (lambda: linnet.softmax(q4[0], q4, q4), RuntimeError, "softmax: q has shape [5, 4, 8], expected [B, Tq, H, K]"),
     "heads": (
         lambda: linnet.softmax(q4, q4[:, :, :3], q4[:, :, :3]),

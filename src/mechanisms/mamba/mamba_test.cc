@@ -151,6 +151,8 @@ TEST(Mamba, Refusals) {
   EXPECT_EQ(invoke("mamba_selective_scan", {}, &x), "mamba_selective_scan: initial_state is f32, expected f64");
   Tensors s = ssd(1, 4, 4, 2, 2, 3);
   EXPECT_EQ(invoke("mamba_ssd", {{"dt_min", "2"}, {"dt_max", "1"}}, &s).rfind("mamba_ssd: dt_max is 1", 0), 0U);
+  s = ssd(1, 4, 0, 2, 2, 3);
+  EXPECT_EQ(invoke("mamba_ssd", {}, &s), "mamba_ssd: x has 0 heads, expected at least one for each of B's 2 groups");
 }
 
 }  // namespace

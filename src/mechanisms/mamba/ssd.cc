@@ -15,8 +15,14 @@ Status check_limits(const char* op, const Args& args) {
   return bad_input(std::string(op) + ": dt_max is " + std::to_string(args.dt_max.value) + ", expected at least dt_min (" +
                    std::to_string(args.dt_min) + ")");
 }
-Status check_ssd(const SsdArgs& args, const Dims&) { return check_limits("mamba_ssd", args); }
-Status check_decode(const SsdDecodeArgs& args, const Dims&) { return check_limits("mamba_ssd_decode", args); }
+template <class Args>
+Status check_heads(const char* op, const Args& args, const Dims& dims) {
+  if (dims["H"] > 0 || dims["G"] == 0) return check_limits(op, args);
+  return bad_input(std::string(op) + ": x has 0 heads, expected at least one for each of B's " + std::to_string(dims["G"]) +
+                   " groups");
+}
+Status check_ssd(const SsdArgs& args, const Dims& dims) { return check_heads("mamba_ssd", args, dims); }
+Status check_decode(const SsdDecodeArgs& args, const Dims& dims) { return check_heads("mamba_ssd_decode", args, dims); }
 
 // As `decay` (recurrence.cc), chunks of 32: scores and their use C (K + V), state 4 K V; and what happens to x and y.
 Cost cost_ssd(const SsdArgs& args, const Dims& dims, Pass pass) {
