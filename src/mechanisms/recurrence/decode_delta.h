@@ -22,17 +22,6 @@ struct DeltaToken {
   T decay, beta, product, scale;  // decay: a, where it is one for all rows, else 1; product: q . k
 };
 
-// Keeps a value in a register: GCC would rather read memory once for each use.
-template <class V>
-LINNET_INLINE V read_once(V a) {
-#if defined(LINNET_ISA_avx512)
-  __asm__("" : "+v"(a));
-#elif defined(LINNET_ISA_avx2)
-  __asm__("" : "+x"(a));
-#endif
-  return a;
-}
-
 enum class Decay { none, weak, strong };  // keep and factor: 1 and 0, 1 and expm1(g), 0 and exp(g)
 
 template <int N, bool kCut, Decay kDecay, class T, class V>
@@ -41,7 +30,7 @@ LINNET_INLINE void delta_row(int lanes, T* state, V factor, V k, const V (&us)[N
 #pragma GCC unroll 8
   for (int j = 0; j < N; ++j) {
     const bool cut = kCut && j == N - 1;
-    const V before = read_once(load_lanes(state + j * X::W, cut, lanes));
+    const V before = in_register(load_lanes(state + j * X::W, cut, lanes));
     V after;
     if constexpr (kDecay == Decay::none) {
       after = fma(k, us[j], before);
@@ -63,7 +52,7 @@ void decode_delta(int I, int lanes, T* state, int64_t pitch, const DeltaToken<T>
     const V x = X::broadcast(token.x[i]), w = X::broadcast(token.w[i]);
 #pragma GCC unroll 8
     for (int j = 0; j < N; ++j) {
-      const V s = read_once(load_lanes(state + i * pitch + j * X::W, kCut && j == N - 1, lanes));
+      const V s = in_register(load_lanes(state + i * pitch + j * X::W, kCut && j == N - 1, lanes));
       us[j] = fma(x, s, us[j]);
       os[j] = fma(w, s, os[j]);
     }
