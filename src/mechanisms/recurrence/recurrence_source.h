@@ -86,11 +86,13 @@ class RecurrenceSource final : public ChunkSource<T> {
     if (e.beta && e.K < 8) e.chunk = 8;
     if (args.chunk > 0 && args.chunk < e.chunk) e.chunk = static_cast<int>(args.chunk);
     // The least common multiple of the heads that share a query, key or value head.
-    int64_t share = s_.H / s_.Hq;
-    while (share % (s_.H / s_.Hk) != 0) share += s_.H / s_.Hq;
-    const int64_t both = share;
-    while (share % (s_.H / s_.Hv) != 0) share += both;
-    e.share = static_cast<int>(share);
+    if (s_.H > 0) {
+      int64_t share = s_.H / s_.Hq;
+      while (share % (s_.H / s_.Hk) != 0) share += s_.H / s_.Hq;
+      const int64_t both = share;
+      while (share % (s_.H / s_.Hv) != 0) share += both;
+      e.share = static_cast<int>(share);
+    }
   }
   void keep_head_gradients(T* partial) { partial_ = partial; }  // [N, H]
 

@@ -50,6 +50,7 @@ const char* const kLines[] = {
     "recurrence B=2 T=40 Hq=2 Hk=2 Hv=2 K=16 V=16 pass=bwd",
     "recurrence B=2 T=40 Hq=2 Hk=2 Hv=2 K=16 V=16 with=beta,g,initial_state other=g pass=bwd",
     "recurrence B=0 T=5 Hq=2 Hk=2 Hv=2 K=8 V=8 with=g pass=bwd",
+    "recurrence B=2 T=5 Hq=0 Hk=0 Hv=0 K=8 V=8 with=g,beta,initial_state pass=bwd",
     "recurrence B=2 T=0 Hq=2 Hk=2 Hv=2 K=8 V=8 with=g,beta,initial_state pass=bwd",
     "recurrence_segments B=2 T=50 Hq=2 Hk=2 Hv=2 K=16 V=12 segment=16 with=g,beta",
     "recurrence_segments B=1 T=50 Hq=2 Hk=2 Hv=2 K=16 V=12 segment=50 with=g other=g",
