@@ -320,8 +320,8 @@ void features_apply(const void* self, const MapRows& at, const T* x, int64_t ldx
     switch (m.s.map) {
       case FeaturesMap::cosine: {
         const T top = static_cast<T>(magnitude_of(x, K));
-        const T inverse = top == 0 ? T(0) : 1 / top;
-        for (int c = 0; c < K; c += X::W) X::store(f + c, X::load(x + c) * X::broadcast(inverse), K - c);
+        const V whole = X::broadcast(top == 0 ? T(1) : top);  // a division: one channel is then 1 or -1, and its gradient 0
+        for (int c = 0; c < K; c += X::W) X::store(f + c, X::load(x + c) / whole, K - c);
         const T square = dot_of(f, f, K),
                 part = square == 0 ? T(0) : static_cast<T>(1 / __builtin_sqrt(static_cast<double>(square)));
         for (int c = 0; c < K; c += X::W) X::store(f + c, X::load(f + c, K - c) * X::broadcast(part), K - c);
@@ -480,7 +480,8 @@ void features_backward_rows(const void* self, const MapRows& at, const T* x, int
     switch (m.s.map) {
       case FeaturesMap::cosine: {
         const T top = static_cast<T>(magnitude_of(x, K)), inverse = top == 0 ? T(0) : 1 / top;
-        for (int c = 0; c < K; c += X::W) X::store(row + c, X::load(x + c) * X::broadcast(inverse));
+        const V whole = X::broadcast(top == 0 ? T(1) : top);
+        for (int c = 0; c < K; c += X::W) X::store(row + c, X::load(x + c) / whole);
         const T square = dot_of(static_cast<const T*>(row), static_cast<const T*>(row), K);
         const T part = square == 0 ? T(0) : static_cast<T>(1 / __builtin_sqrt(static_cast<double>(square)));
         const V dot = X::broadcast(dot_of(static_cast<const T*>(row), static_cast<const T*>(df), K) * part * part);

@@ -47,6 +47,7 @@ TEST(Features, AgreesWithTheReference) {
   }
   lines.push_back("features B=1 T=40 S=40 H=2 K=9 V=7 causal=1 with=w,b other=w,b map=hedgehog_joint pass=bwd");
   lines.push_back("features B=1 T=40 S=40 H=2 K=9 V=7 causal=1 with=gamma,beta map=rebased pass=bwd");
+  lines.push_back("features B=8 T=121 S=121 H=1 K=1 V=1 map=cosine normalizer=none causal=1 pass=bwd seed=610188");
   lines.push_back("features B=2 T=70 S=70 H=2 K=9 V=7 with=scale,key_mask map=focused pass=bwd");
   for (const char* rest : {"T=45 S=45", "T=45 S=30 normalizer=add", "T=45 S=45 causal=1", "T=45 S=45 causal=1 key_top=running",
                            "T=0 S=0", "T=1 S=1", "T=1 S=1 causal=1", "T=20 S=600 threads=3"}) {
