@@ -405,6 +405,12 @@ struct Decode {
   using V = typename X::V;
   // Vectors side by side: from the state to silu's quotient are 100 cycles, more than the core looks ahead.
   static constexpr int kBeside = kVectorBytes == 64 ? 4 : 2;
+  // Where two batch rows lie.
+  struct Rows {
+    const E* x;
+    E *state, *out;
+    int64_t x_row, state_row, out_row;
+  };
   // In a register from here on: three blends read each vector of state, and a load a blend is what the loop would wait for.
   LINNET_INLINE static V held(V v) {
 #if defined(__x86_64__)
@@ -413,49 +419,63 @@ struct Decode {
     return v;
   }
   // One token of four taps: the state's three inputs of each channel read and written where they lie. N vectors of channels
-  // (kCut: one, of which `lanes` are there).
-  template <int N, bool kCut>
-  LINNET_INLINE static void step(const Tile<T>& r, const E* x, E* state, E* out, int c, int lanes, bool silu_follows) {
+  // (kCut: one, of which `lanes` are there) of R batch rows, which share the loads of the taps. All is loaded before anything
+  // is stored: a load waits for a store in flight whose address has the same last 12 bits.
+  template <int N, int R, bool kCut>
+  LINNET_INLINE static void step(const Tile<T>& r, const Rows& at, int c, int lanes, bool silu_follows) {
     const auto load = [&](const E* p, int n) { return held(kCut ? X::load(p, n) : X::load(p)); };
     const auto store = [&](E* p, V v, int n) { kCut ? X::store(p, v, n) : X::store(p, v); };
-    V in[N][4], y[N];
+    V flat[N * R][3], in[N * R], y[N * R];
+#pragma GCC unroll 4
+    for (int i = 0; i < N * R; ++i) {
+      const int64_t channel = c + i % N * X::W;
+      const E* from = at.state + i / N * at.state_row + 3 * channel;
+      in[i] = load(at.x + i / N * at.x_row + channel, lanes);
+#pragma GCC unroll 3
+      for (int v = 0; v < 3; ++v) flat[i][v] = load(from + v * X::W, 3 * lanes - v * X::W);
+      y[i] = X::load(r.bias + channel);
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) {
-      E* flat = state + 3 * (c + i * X::W);
-      const V now = load(x + c + i * X::W, lanes);
-      const Triples<T> s = Triples<T>::split(load(flat, 3 * lanes), load(flat + X::W, 3 * lanes - X::W),
-                                             load(flat + 2 * X::W, 3 * lanes - 2 * X::W));
-      const Triples<T> next = s.next(now);
+      V tap[4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) tap[j] = X::load(r.taps + j * r.ld + c + i * X::W);
+#pragma GCC unroll 4
+      for (int k = i; k < N * R; k += N) {
+        const Triples<T> s = Triples<T>::split(flat[k][0], flat[k][1], flat[k][2]), next = s.next(in[k]);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) y[k] = fma(tap[j], j < 3 ? s.lanes(j) : in[k], y[k]);
 #pragma GCC unroll 3
-      for (int v = 0; v < 3; ++v) store(flat + v * X::W, next.joined(v), 3 * lanes - v * X::W);
-#pragma GCC unroll 3
-      for (int j = 0; j < 3; ++j) in[i][j] = s.lanes(j);
-      in[i][3] = now;
-      y[i] = X::load(r.bias + c + i * X::W);
+        for (int v = 0; v < 3; ++v) flat[k][v] = next.joined(v);
+      }
     }
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) y[i] = fma(X::load(r.taps + j * r.ld + c + i * X::W), in[i][j], y[i]);
+    for (int i = 0; i < N * R; ++i) {
+      E* to = at.state + i / N * at.state_row + 3 * (c + i % N * X::W);
+#pragma GCC unroll 3
+      for (int v = 0; v < 3; ++v) store(to + v * X::W, flat[i][v], 3 * lanes - v * X::W);
     }
     if (silu_follows) {
-      V e[N];
+      V e[N * R];
 #pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) e[i] = exp(-y[i]);
+      for (int i = 0; i < N * R; ++i) e[i] = exp(-y[i]);
 #pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) y[i] = y[i] / (e[i] + T(1));
+      for (int i = 0; i < N * R; ++i) y[i] = y[i] / (e[i] + T(1));
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) store(out + c + i * X::W, y[i], lanes);
+    for (int i = 0; i < N * R; ++i) store(at.out + i / N * at.out_row + c + i % N * X::W, y[i], lanes);
   }
-  static void four_taps(const CausalConvDecodeArgs& args, const Tile<T>& r, int64_t b, E* out) {
-    const E* x = args.x.at<const E>(b, 0, r.c0);
-    E* state = args.state.at<E>(b, r.c0, 0);
+  template <int R>
+  static void four_taps(const CausalConvDecodeArgs& args, const View& out, const Tile<T>& r, int64_t b) {
+    const Rows at{args.x.at<const E>(b, 0, r.c0), args.state.at<E>(b, r.c0, 0),
+                  out.at<E>(b, 0, r.c0),          args.x.stride[0],
+                  args.state.stride[0],           out.stride[0]};
     const bool silu_follows = args.activation == ConvActivation::silu;
+    constexpr int N = kBeside / R;
     int c = 0;
-    for (; c + kBeside * X::W <= r.cols; c += kBeside * X::W) step<kBeside, false>(r, x, state, out, c, X::W, silu_follows);
-    for (; c + X::W <= r.cols; c += X::W) step<1, false>(r, x, state, out, c, X::W, silu_follows);
-    if (c < r.cols) step<1, true>(r, x, state, out, c, r.cols - c, silu_follows);
+    for (; c + N * X::W <= r.cols; c += N * X::W) step<N, R, false>(r, at, c, X::W, silu_follows);
+    for (; c + X::W <= r.cols; c += X::W) step<1, R, false>(r, at, c, X::W, silu_follows);
+    if (c < r.cols) step<1, R, true>(r, at, c, r.cols - c, silu_follows);
   }
   static int64_t worker_bytes(int W) {
     Arena arena;
@@ -478,7 +498,9 @@ struct Decode {
         const int64_t first = task / columns * rows, end = first + rows < B ? first + rows : B;
         for (int64_t column = task % columns; column < columns; column += step) {
           r.begin(args, column * kChannels, D);
-          for (int64_t b = first; b < end; ++b) four_taps(args, r, b, out.out.at<E>(b, 0, r.c0));
+          int64_t b = first;
+          for (; b + 2 <= end; b += 2) four_taps<2>(args, out.out, r, b);
+          if (b < end) four_taps<1>(args, out.out, r, b);
         }
       });
       return;
