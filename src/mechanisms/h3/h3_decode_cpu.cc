@@ -103,7 +103,7 @@ struct Sizes : H3Shape {
         heads(H >= 512  ? kMostHeads
               : H >= 64 ? 4
                         : 1),
-        tables(B > 4 || T > 1 ? heads : 1) {}
+        tables(B * T > 1 ? heads : 1) {}
   int64_t tasks() const { return P == 0 ? 0 : (H + heads - 1) / heads; }
 };
 
