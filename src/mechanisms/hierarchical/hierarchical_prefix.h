@@ -16,7 +16,7 @@ struct PrefixWork {
   int64_t* open;           // [levels]: node whose sums stand at d
   double *sum_q, *sum_dq;  // [levels, ldk]: queries of the open nodes so far; backward: gradients from later tokens
   double *sum_g, *seen;    // [levels]: n Lambda of finished children; tokens so far
-  T *mass, *r, *dm;        // [levels]
+  T *mass, *dm;            // [levels]
   double *g, *lambda;      // [T or 1, levels]: as large as logits, and only their differences count
   int* segment;            // [levels + 1]: where the siblings of each l begin in the list
   double* sum_w;           // backward: [N]
@@ -26,7 +26,7 @@ struct PrefixWork {
     path = arena.take<int64_t>(levels), open = arena.take<int64_t>(levels);
     sum_q = arena.take<double>(levels * s.ldk), sum_dq = arena.take<double>(backward ? levels * s.ldk : 0);
     sum_g = arena.take<double>(levels), seen = arena.take<double>(levels);
-    mass = arena.take<T>(levels), r = arena.take<T>(levels), dm = arena.take<T>(levels);
+    mass = arena.take<T>(levels), dm = arena.take<T>(levels);
     g = arena.take<double>((backward ? s.T_ : 1) * levels), lambda = arena.take<double>((backward ? s.T_ : 1) * levels);
     segment = arena.take<int>(levels + 1);
     sum_w = arena.take<double>(backward ? s.N : 0);
@@ -285,9 +285,8 @@ void prefix_backward(const HierarchicalHead<T>& head, const HierarchicalScratch<
     for (int64_t l = 0; l < root; ++l) {
       const int begin = w.segment[l], n = w.segment[l + 1] - begin;
       prefix_exponentials(x.logit + begin, n, lambda[l], T(1), p + begin);
-      w.r[l] = prefix_exp2<T>(g[l] - lambda[l]) * w.dm[l];
-      for (int at = begin; at < begin + n; ++at) w.r[l] += p[at] * t[at];
-      w.dm[l + 1] = w.r[l];
+      w.dm[l + 1] = prefix_exp2<T>(g[l] - lambda[l]) * w.dm[l];
+      for (int at = begin; at < begin + n; ++at) w.dm[l + 1] += p[at] * t[at];
     }
     double dg = last ? denergy : 0;
     last = false;
@@ -295,7 +294,15 @@ void prefix_backward(const HierarchicalHead<T>& head, const HierarchicalScratch<
     for (int64_t l = root - 1; l >= 0; --l) {
       const int64_t d = root - l, A = w.path[l + 1], c = w.path[l];
       const double share = dg / w.seen[d - 1];
-      double e = w.seen[d] * share - static_cast<double>(w.mass[l + 1] * w.r[l]);
+      // Products less the heaviest key's: its own term would otherwise be the difference of two equal numbers.
+      const T mu = prefix_exp2<T>(g[l] - lambda[l]);
+      T most = mu, common = w.dm[l];
+      for (int at = w.segment[l]; at < w.segment[l + 1]; ++at) {
+        if (p[at] > most) most = p[at], common = t[at];
+      }
+      T rest = mu * (w.dm[l] - common);
+      for (int at = w.segment[l]; at < w.segment[l + 1]; ++at) rest += p[at] * (t[at] - common);
+      double e = w.seen[d] * share - static_cast<double>(w.mass[l + 1] * rest);
       if (w.seen[d] == static_cast<double>(head.n[c]))
         e += w.seen[d] * w.sum_w[A];  // the last token of c speaks for later ones
       w.sum_w[A] += share;
@@ -305,7 +312,7 @@ void prefix_backward(const HierarchicalHead<T>& head, const HierarchicalScratch<
         clear_rows(x.rows, s.lda);  // gradient of the mean query
         T* const pos = x.rows + s.ldk;
         for (int at = w.segment[l]; at < w.segment[l + 1]; ++at) {
-          const T da = p[at] * (w.mass[l + 1] * t[at] + static_cast<T>(e));
+          const T da = p[at] * (w.mass[l + 1] * (t[at] - common) + static_cast<T>(e));
           const int64_t z = x.nodes[at];
           add_rows(x.kv + at * wide, 0, 1, K, x.rows, 0, da);
           add_rows(query, 0, 1, K, w.dkv + z * both, 0, da * scale);
@@ -317,8 +324,7 @@ void prefix_backward(const HierarchicalHead<T>& head, const HierarchicalScratch<
         }
         for (int64_t q = 0; q < s.ldk; ++q) later[q] += static_cast<double>(x.rows[q] * scale) / w.seen[d];
       }
-      const T mu = prefix_exp2<T>(g[l] - lambda[l]);
-      dg = static_cast<double>(mu) * (static_cast<double>(w.mass[l + 1] * w.dm[l]) + e);
+      dg = static_cast<double>(mu) * (static_cast<double>(w.mass[l + 1] * (w.dm[l] - common)) + e);
       for (int64_t q = 0; q < s.ldk; ++q) dquery[q] += static_cast<T>(later[q]);
     }
     const T self = static_cast<T>(dg);

@@ -44,6 +44,7 @@ const char* const kLines[] = {
     "hierarchical B=1 T=1 nodes=1 H=3 K=1 V=1 E=96 include_self=1 with=pos pass=bwd seed=752370",
     "hierarchical B=2 T=65 nodes=110 H=1 K=96 V=96 E=96 include_self=1 with=parent,pos pass=bwd seed=125570",  // own logits
     "hierarchical B=1 T=63 nodes=124 H=1 K=64 V=64 E=64 tie=row include_self=1 with=parent,pos pass=bwd seed=786541",
+    "hierarchical B=3 T=32 nodes=44 H=1 K=96 V=64 E=31 tie=prefix include_self=1 causal=1 with=parent,pos pass=bwd seed=145746",
     "hierarchical B=1 T=0 H=2 K=4 V=4 pass=bwd",
     "hierarchical B=1 T=40 H=1 K=8 V=8 scale=1000 include_self=1 pass=bwd",
     "hierarchical_decode B=2 T=1 H=2 K=16 V=8 levels=3 width=4",
