@@ -128,3 +128,15 @@ def test_peers_run_beside_ours():
         assert case["peer"] and case["peer_seconds"]["median"] > 0
         assert case["ratio"] == pytest.approx(case["peer_seconds"]["median"] / case["seconds"]["median"])
     assert "peer" not in result["cases"][-1]
+
+
+def test_a_peer_that_fails_leaves_the_others(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import torch.nn.functional as f\ndef fail(*_, **__): raise ValueError('not today')\n"
+        "f.scaled_dot_product_attention = fail\n")
+    done = linnet("bench", "--quick", "--json", "--peers", "--python", sys.executable, "--case", TINY.replace("|fwd+bwd", ""),
+                  "--case", TINY_DECODE, env={"PYTHONPATH": str(tmp_path)})
+    failed, other = json.loads(done.stdout)["cases"]
+    assert "peer" not in failed and other["peer"]
+    assert "peer of softmax: ValueError: not today" in done.stderr

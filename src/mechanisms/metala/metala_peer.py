@@ -6,7 +6,7 @@ def _metala_read(q, g, v, length=16):
     k = -torch.expm1(g)
     q, k, v, g = (x.transpose(1, 2).float().unflatten(2, (-1, length)) for x in (q * q.shape[-1] ** -0.5, k, v, g))
     sums = g.cumsum(3)  # [B, H, chunks, length, K]
-    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    mask = torch.ones(length, length, dtype=torch.bool, device=g.device).tril()
     last = sums[..., -1:, :]
     weights = ((q * sums.exp()) @ (k * (-sums).exp()).transpose(-1, -2)).masked_fill(~mask, 0)
     inner, states = weights @ v, (k * (last - sums).exp()).transpose(-1, -2) @ v
