@@ -178,6 +178,7 @@ int64_t recurrence_workspace(const RecurrenceArgs& args, Pass pass, int) {
 
 void recurrence_forward(const RecurrenceArgs& args, const RecurrenceOut& out, const Launch& launch) {
   Engine e = forward_engine(args);
+  if (e.H == 0) return;  // every result is empty
   e.out = rows_of(out.out, e.H);
   e.initial = states_of(args.initial_state);
   e.final = states_of(out.final_state);
@@ -187,6 +188,7 @@ void recurrence_forward(const RecurrenceArgs& args, const RecurrenceOut& out, co
 
 void recurrence_backward(const RecurrenceArgs& args, const RecurrenceOut&, const RecurrenceGrads& grads, const Launch& launch) {
   const Engine base = forward_engine(args);
+  if (base.H == 0) return;  // every gradient is empty
   const States initial = states_of(args.initial_state), dfinal = states_of(grads.dfinal_state);
   const States dinitial = states_of(grads.dinitial_state);
   const Rows dout = rows_of(grads.dout, base.H);
@@ -220,6 +222,7 @@ const char* recurrence_decode_refuses(const RecurrenceDecodeArgs& args, Pass) { 
 int64_t recurrence_decode_workspace(const RecurrenceDecodeArgs&, Pass, int) { return 0; }
 void recurrence_decode_forward(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& out, const Launch& launch) {
   Engine e = engine_of(args, recurrence_shape(args));
+  if (e.H == 0) return;
   e.out = rows_of(out.out, e.H);
   e.initial = e.final = states_of(args.state);
   run_engine(launch, e, {});
