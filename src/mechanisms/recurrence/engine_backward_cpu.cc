@@ -117,10 +117,10 @@ struct BackwardWalk {
       }
     }
   }
-  // The chunk of a head that comes next is fetched meanwhile.
+  // The chunk of a head that comes next is fetched meanwhile; `at` behind the last token: none does.
   void fetch(const ChunkScratch<T>& c, Step step, int head, int64_t at, int left, int right) const {
     c.ahead->clear();
-    if (at >= 0 && at < tokens) source.ahead(step, n, h0 + head, at, rows_of(at), left, right, c.ahead);
+    if (at < tokens) source.ahead(step, n, h0 + head, at, rows_of(at), left, right, c.ahead);
   }
   // The state walks over one chunk; res may be null.
   void advance(const ChunkScratch<T>& c, int head, int64_t at, T* res, int left, int right) const {
