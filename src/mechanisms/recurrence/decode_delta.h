@@ -1,8 +1,9 @@
 // decode_delta: one token of the delta rule, with or without decays a, the state [I, J] in the caller's memory.
 //
-//   y = a S^T x,   z = a S^T w,   u = beta (v - y),   o = scale (z + (q . k) u)      first visit; x, w: k and q, per channel a
-//   k, a q S = keep S + (factor S + k u^T)                                                 second visit (engine_chunk.h,
-//   state_factors)
+//   y = a S^T x,   z = a S^T w,   u = beta (v - y),   o = scale (z + (q . k) u)      first visit
+//   S = keep S + (factor S + k u^T)                       second visit (state_factors in engine_chunk.h)
+//
+// x and w are k and q; with a decay per channel a k and a q, and a is 1.
 //
 // A head of 128 x 128 is 64 KB, twice the L1 of Zen 4, and rows 512 bytes apart share an eighth of its sets, so that no slice
 // of columns fits either. A line takes 2.1 cycles from L2 and 1 cycle back; multiplications take one each, stores 2.4. So both
