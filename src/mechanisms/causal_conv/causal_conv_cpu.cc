@@ -6,6 +6,7 @@
 // give the same bits. dweight and dbias are summed per tile, then over the tiles in double.
 #include "causal_conv.h"
 #include "core/sequence.h"
+#include "simd/in_register.h"
 #include "simd/math.h"
 #include "simd/task.h"
 #include "simd/tile.h"
@@ -411,19 +412,13 @@ struct Decode {
     E *state, *out;
     int64_t x_row, state_row, out_row;
   };
-  // In a register from here on: three blends read each vector of state, and a load a blend is what the loop would wait for.
-  LINNET_INLINE static V held(V v) {
-#if defined(__x86_64__)
-    asm("" : "+v"(v));
-#endif
-    return v;
-  }
   // One token of four taps: the state's three inputs of each channel read and written where they lie. N vectors of channels
   // (kCut: one, of which `lanes` are there) of R batch rows, which share the loads of the taps. All is loaded before anything
   // is stored: a load waits for a store in flight whose address has the same last 12 bits.
   template <int N, int R, bool kCut>
   LINNET_INLINE static void step(const Tile<T>& r, const Rows& at, int c, int lanes, bool silu_follows) {
-    const auto load = [&](const E* p, int n) { return held(kCut ? X::load(p, n) : X::load(p)); };
+    // Three blends read each vector of state, and a load a blend is what the loop would wait for.
+    const auto load = [&](const E* p, int n) { return in_register(kCut ? X::load(p, n) : X::load(p)); };
     const auto store = [&](E* p, V v, int n) { kCut ? X::store(p, v, n) : X::store(p, v); };
     V flat[N * R][3], in[N * R], y[N * R];
 #pragma GCC unroll 4

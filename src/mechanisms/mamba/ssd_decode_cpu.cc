@@ -139,20 +139,12 @@ int64_t worker_bytes(const SsdDecodeArgs& args) {
 }  // namespace
 
 void mamba_ssd_decode_forward(const SsdDecodeArgs& args, const SsdDecodeOut& out, const Launch& launch) {
+  if (args.x.size[1] == 0) return;
   const int64_t tasks = args.x.size[0] * ((args.x.size[2] + kHeads - 1) / kHeads);
-  if (tasks <= 0 || args.x.size[1] <= 0) return;
-  NearTasks near(tasks, launch.workers);
   by_dtype(args.x.dtype, [&]<class T, class E>() {
-    const int64_t bytes = worker_bytes<T>(args);
-    parallel(launch, near.parts(), [&](int64_t, int at) {
-      Arena arena(launch.workspace + at * bytes);
-      Rows<T> r = Rows<T>::cut(arena, args.B.size[3], args.x.size[3]);
-      int64_t ready = -1;  // the task whose decays are there
-      near.take(at, [&](int64_t task, int, bool more) {
-        decode_task<T, E>(args, out, task, ready == task, more, r);
-        ready = more ? task + 1 : -1;
-      });
-    });
+    decode_ahead(
+        launch, tasks, worker_bytes<T>(args), [&](Arena& arena) { return Rows<T>::cut(arena, args.B.size[3], args.x.size[3]); },
+        [&](int64_t task, bool ready, bool more, Rows<T>& r) { decode_task<T, E>(args, out, task, ready, more, r); });
   });
 }
 int64_t mamba_ssd_decode_workspace(const SsdDecodeArgs& args, Pass, int workers) {

@@ -148,20 +148,15 @@ int64_t worker_bytes(const MetalaMixerDecodeArgs& args) {
 }  // namespace
 
 void metala_mixer_decode_forward(const MetalaMixerDecodeArgs& args, const MetalaMixerDecodeOut& out, const Launch& launch) {
-  const int64_t H = args.q.size[2], heads = args.q.size[0] * H;
-  if (heads <= 0 || args.q.size[1] <= 0) return;
-  NearTasks near(heads, launch.workers);
+  if (args.q.size[1] == 0) return;
+  const int64_t H = args.q.size[2];
   by_dtype(args.q.dtype, [&]<class T, class E>() {
-    const int64_t bytes = worker_bytes<T>(args);
-    parallel(launch, near.parts(), [&](int64_t, int at) {
-      Arena arena(launch.workspace + at * bytes);
-      Rows<T> r = Rows<T>::cut(arena, args.q.size[3], args.v.size[3]);
-      int64_t ready = -1;  // the head whose gates are there
-      near.take(at, [&](int64_t head, int, bool more) {
-        decode_head<T, E>(args, out, head / H, head % H, ready == head, more, r);
-        ready = more ? head + 1 : -1;
-      });
-    });
+    decode_ahead(
+        launch, args.q.size[0] * H, worker_bytes<T>(args),
+        [&](Arena& arena) { return Rows<T>::cut(arena, args.q.size[3], args.v.size[3]); },
+        [&](int64_t head, bool ready, bool more, Rows<T>& r) {
+          decode_head<T, E>(args, out, head / H, head % H, ready, more, r);
+        });
   });
 }
 int64_t metala_mixer_decode_workspace(const MetalaMixerDecodeArgs& args, Pass, int workers) {

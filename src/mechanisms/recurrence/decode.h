@@ -10,7 +10,7 @@
 // Zen 4 follow plain streams only.
 #pragma once
 
-#include "simd/vec.h"
+#include "simd/in_register.h"
 
 namespace linnet::LINNET_ISA {
 
@@ -38,17 +38,6 @@ LINNET_INLINE void fetch_elements(const E* row, int count) {
 template <class E>
 LINNET_INLINE void fetch_result(const E* row, int count) {
   for (int i = 0; i < count; i += 64 / static_cast<int>(sizeof(E))) __builtin_prefetch(row + i, 1, 2);
-}
-
-// A value that stays one: GCC would read memory once for each use of it, or make products and sums one instruction.
-template <class V>
-LINNET_INLINE V in_register(V a) {
-#if defined(LINNET_ISA_avx512)
-  __asm__("" : "+v"(a));
-#elif defined(LINNET_ISA_avx2)
-  __asm__("" : "+x"(a));
-#endif
-  return a;
 }
 
 // One vector of a row: s += k v in place; returns s. kCompensated: `rest` holds what rounding took from the state, one more
