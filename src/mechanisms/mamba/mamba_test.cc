@@ -54,6 +54,8 @@ TEST(Mamba, AgreesWithTheReference) {
       "mamba_ssd B=1 T=97 H=4 V=33 G=2 K=16 pass=bwd with=D,z,dt_bias threads=3",
       "mamba_ssd B=1 T=100 H=4 V=16 G=4 K=20 N=4 dt_min=0.5 dt_max=1 other=D pass=bwd with=cu_seqlens,initial_state,D "
       "strided=1",
+      "mamba_ssd B=1 T=700 H=4 V=33 G=1 K=16 pass=bwd with=D,dt_bias,initial_state threads=3",  // heads side by side
+      "mamba_ssd B=1 T=1000 H=4 V=33 G=1 K=16 pass=bwd with=D,dt_bias threads=7",               // their columns, too
       "mamba_ssd B=2 T=0 H=2 V=4 G=1 K=4 pass=bwd with=initial_state",
       "mamba_ssd_decode B=3 T=2 H=4 V=40 G=2 K=16 with=D,z,dt_bias threads=2",
       "mamba_ssd_decode B=1 T=1 H=2 V=130 G=1 K=5 other=D with=D strided=1",
