@@ -19,6 +19,9 @@ RULES = {
     "gated_delta": (linnet.gated_delta, "gated_delta_rule", "chunk_gated_delta_rule", "gb"),
     "kda": (linnet.gated_delta, "kda", "chunk_kda", "Gb"),
 }
+for name in sys.argv[1:]:
+    if name not in RULES:
+        sys.exit(f"gpu_training.py: no operator named {name}; there are {', '.join(RULES)}")
 RULES = {name: RULES[name] for name in sys.argv[1:] or RULES}
 
 
