@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -36,36 +35,65 @@ int default_workers() {
 
 }  // namespace
 
-// One job at a time. A worker may touch the job only while it is counted in `inside` and has then seen `open`; the caller
-// closes the job and waits until nobody is inside. Both sides use sequentially consistent order: either the worker sees the job
-// closed, or the caller sees the worker inside.
+// One job at a time, in one line of the cache: a worker sees with one look that there is something to do, and what.
+//
+// Whoever counts `left` down from above 0 has taken a task of the job that is there at that moment, and the job stays until
+// that task is `done`: so what it is may be read after that. Below 0, `left` tells how many came too late.
 struct ThreadPool::State {
-  std::mutex busy;
+  static constexpr int32_t kStop = INT32_MIN / 2;
+
+  alignas(128) std::atomic<int32_t> left{0};
+  std::atomic<int32_t> done{0};  // by workers
+  int64_t end = 0;               // the task behind the last one
   Task fn = nullptr;
   void* context = nullptr;
-  int64_t tasks = 0;
-  alignas(128) std::atomic<int64_t> next{0};
-  alignas(128) std::atomic<bool> open{false};
-  std::atomic<int> inside{0};
-  alignas(128) std::atomic<uint32_t> generation{0};
-  std::atomic<bool> stop{false};
+  alignas(128) std::atomic<bool> busy{false};
   std::vector<std::thread> threads;
 
-  void work(int worker) {
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) fn(context, task, worker);
+  // Runs tasks while there are any; returns how many.
+  int32_t work(int worker) {
+    int32_t count = 0;
+    for (; left.load(std::memory_order_relaxed) > 0; ++count) {
+      const int32_t taken = left.fetch_sub(1, std::memory_order_acquire);
+      if (taken <= 0) break;
+      fn(context, end - taken, worker);
+    }
+    return count;
   }
 
   void serve(int worker) {
     inside_task = true;
-    uint32_t seen = 0;
     for (;;) {
-      for (int spin = 0; spin < 2000 && generation.load(std::memory_order_acquire) == seen; ++spin) pause();
-      generation.wait(seen, std::memory_order_acquire);
-      seen = generation.load(std::memory_order_acquire);
-      if (stop.load()) return;
-      inside.fetch_add(1);
-      if (open.load()) work(worker);
-      inside.fetch_sub(1);
+      int32_t seen = left.load(std::memory_order_relaxed);
+      for (int spin = 0; spin < 2000 && seen <= 0 && seen > kStop / 2; ++spin) {
+        pause();
+        seen = left.load(std::memory_order_relaxed);
+      }
+      if (seen <= kStop / 2) return;
+      if (seen <= 0) {
+        left.wait(seen, std::memory_order_relaxed);
+      } else if (const int32_t count = work(worker); count > 0) {
+        done.fetch_add(count, std::memory_order_release);
+      }
+    }
+  }
+
+  // At most 2^30 tasks, up to the one before `last`. The caller takes the first one at once.
+  void run(int32_t tasks, int64_t last, Task task, void* task_context) {
+    done.store(0, std::memory_order_relaxed);
+    end = last;
+    fn = task;
+    context = task_context;
+    left.store(tasks - 1);  // and what is above
+    left.notify_all();
+    fn(context, last - tasks, 0);
+    const int32_t others = tasks - 1 - work(0);
+    for (int spin = 0; done.load(std::memory_order_acquire) != others; ++spin) {
+      if (spin < 2000) {
+        pause();
+      } else {
+        std::this_thread::yield();
+      }
     }
   }
 };
@@ -75,9 +103,8 @@ ThreadPool::ThreadPool(int workers) : state_(new State) {
 }
 
 ThreadPool::~ThreadPool() {
-  state_->stop.store(true);
-  state_->generation.fetch_add(1);
-  state_->generation.notify_all();
+  state_->left.store(State::kStop);
+  state_->left.notify_all();
   for (std::thread& thread : state_->threads) thread.join();
   delete state_;
 }
@@ -86,29 +113,18 @@ int ThreadPool::workers() const { return static_cast<int>(state_->threads.size()
 
 void ThreadPool::run(int64_t tasks, Task fn, void* context) {
   State& s = *state_;
-  std::unique_lock<std::mutex> lock(s.busy, std::defer_lock);
-  if (tasks <= 1 || s.threads.empty() || inside_task || !lock.try_lock()) {
+  if (tasks <= 1 || s.threads.empty() || inside_task || s.busy.exchange(true, std::memory_order_acquire)) {
     for (int64_t task = 0; task < tasks; ++task) fn(context, task, 0);
     return;
   }
-  s.fn = fn;
-  s.context = context;
-  s.tasks = tasks;
-  s.next.store(0, std::memory_order_relaxed);
-  s.open.store(true);
-  s.generation.fetch_add(1);
-  s.generation.notify_all();
+  constexpr int64_t kMost = int64_t{1} << 30;
   inside_task = true;
-  s.work(0);
-  inside_task = false;
-  s.open.store(false);
-  for (int spin = 0; s.inside.load() != 0; ++spin) {
-    if (spin < 2000) {
-      pause();
-    } else {
-      std::this_thread::yield();
-    }
+  for (int64_t first = 0; first < tasks; first += kMost) {
+    const int64_t count = tasks - first < kMost ? tasks - first : kMost;
+    s.run(static_cast<int32_t>(count), first + count, fn, context);
   }
+  inside_task = false;
+  s.busy.store(false, std::memory_order_release);
 }
 
 Executor& inline_executor() {

@@ -1,5 +1,7 @@
 #include "op.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -593,6 +595,7 @@ Status prepare_anew(const Op& op, void* args, Dims* dims, bool* packed_rank) {
 Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank, Remembered** call) {
   *call = Remembered::recall(op, args);
   if (*call != nullptr) {
+    std::memcpy(args, (*call)->args.prepared, op.args_bytes);
     *dims = (*call)->dims;
     *packed_rank = (*call)->packed_rank;
   } else {
@@ -636,7 +639,18 @@ std::string refusal(const Impl& impl, Pass pass, const void* args) {
   return reason == nullptr ? "" : reason;
 }
 
-bool chosen_by_environment() { return std::getenv("LINNET_IMPL") != nullptr || std::getenv("LINNET_ISA") != nullptr; }
+// Every call comes here: one walk for both names, and most entries differ in their first letters.
+bool chosen_by_environment() {
+  const auto begins = [](const char* entry, std::string_view name) {
+    size_t i = 0;
+    while (i < name.size() && entry[i] == name[i]) ++i;
+    return i == name.size();
+  };
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    if (begins(*entry, "LINNET_I") && (begins(*entry, "LINNET_IMPL=") || begins(*entry, "LINNET_ISA="))) return true;
+  }
+  return false;
+}
 
 // The last implementation that can run the call.
 Status choose_best(const Op& op, Pass pass, Device device, const void* args, const Impl** chosen) {
@@ -732,35 +746,37 @@ int64_t workspace_bytes(const Op& op, Pass pass, const void* args, const Context
 
 Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_out, const void* caller_grads,
            const Context& context) {
-  alignas(std::max_align_t) char args[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
-  std::memcpy(args, caller_args, op.args_bytes);
-  std::memcpy(out, caller_out, op.out_bytes);
-  if (pass == Pass::backward) std::memcpy(grads, caller_grads, op.grads_bytes);
-  Dims dims;
-  bool packed_rank;
-  Remembered* call;
-  LINNET_TRY(prepare(op, args, &dims, &packed_rank, &call));
   Launch launch;
   launch.executor = context.executor == nullptr ? &default_executor() : context.executor;
   launch.workers = launch.executor->workers();
-  const bool forward = pass == Pass::forward;
-  const auto start = [&](const Impl& impl, int64_t needed) -> Status {
-    if (needed > 0) {
-      if (context.workspace == nullptr || context.workspace_bytes < needed + 128) {
-        return bad_input(op.name + ": the workspace has " +
-                         std::to_string(context.workspace == nullptr ? 0 : context.workspace_bytes) +
-                         " bytes, expected at least " + std::to_string(needed + 128) + " (ask workspace_bytes)");
-      }
-      const uintptr_t base = reinterpret_cast<uintptr_t>(context.workspace);
-      launch.workspace = static_cast<char*>(context.workspace) + ((base + 127) / 128 * 128 - base);
+  const auto take_workspace = [&](int64_t needed) -> Status {
+    if (needed <= 0) return {};
+    if (context.workspace == nullptr || context.workspace_bytes < needed + 128) {
+      return bad_input(op.name + ": the workspace has " +
+                       std::to_string(context.workspace == nullptr ? 0 : context.workspace_bytes) +
+                       " bytes, expected at least " + std::to_string(needed + 128) + " (ask workspace_bytes)");
     }
-    forward ? impl.forward(args, out, launch) : impl.backward(args, out, grads, launch);
+    const uintptr_t base = reinterpret_cast<uintptr_t>(context.workspace);
+    launch.workspace = static_cast<char*>(context.workspace) + ((base + 127) / 128 * 128 - base);
     return {};
   };
+  const bool forward = pass == Pass::forward;
   const bool free_choice = (context.impl == nullptr || *context.impl == '\0') && !chosen_by_environment();
-  if (forward && free_choice && call != nullptr && launch.workers == call->workers && call->recall_out(out)) {
-    return start(*call->impl, call->workspace);
+  Remembered* call = forward && free_choice ? Remembered::recall(op, caller_args) : nullptr;
+  if (call != nullptr && call->recall_out(caller_out, launch.workers)) {
+    if (op.check != nullptr) LINNET_TRY(op.check(call->args.prepared, call->dims));
+    LINNET_TRY(take_workspace(call->workspace));
+    call->run(launch);
+    return {};
   }
+
+  alignas(std::max_align_t) char args[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
+  std::memcpy(args, caller_args, op.args_bytes);
+  std::memcpy(out, caller_out, op.out_bytes);
+  if (!forward) std::memcpy(grads, caller_grads, op.grads_bytes);
+  Dims dims;
+  bool packed_rank;
+  LINNET_TRY(prepare(op, args, &dims, &packed_rank, &call));
   const Device device = device_of(op, args);
   for (const TensorDecl& decl : op.inputs) {
     if (device == Device::cpu) LINNET_TRY(check_numbers(op, decl, view_at(args, decl.offset)));
@@ -801,9 +817,12 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
   }
 
   const int64_t needed = impl->workspace(args, pass, launch.workers);
+  LINNET_TRY(take_workspace(needed));
+  const auto start = [&] { forward ? impl->forward(args, out, launch) : impl->backward(args, out, grads, launch); };
   if (device == Device::cpu) {
     if (forward && free_choice && call != nullptr) call->remember_out(caller_out, out, impl, launch.workers, needed);
-    return start(*impl, needed);
+    start();
+    return {};
   }
   const char* error = nullptr;
   launch.error = &error;
@@ -812,7 +831,7 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
   if (const Status status = scope.status(); !status.ok()) {
     return impossible(op.name + ": " + op.inputs.front().name + ": " + status.message());
   }
-  LINNET_TRY(start(*impl, needed));
+  start();
   return error == nullptr ? Status() : impossible(op.name + ": the CUDA driver refused a kernel: " + error);
 }
 

@@ -7,39 +7,50 @@ namespace linnet {
 namespace {
 
 constexpr int kCalls = 4;  // of a thread: the operators of a layer, in turn
-constexpr size_t kMostTensors = 16;
 
 thread_local Remembered calls[kCalls];
 thread_local int oldest = 0;
 
-View& view_at(void* base, const TensorDecl& decl) { return *reinterpret_cast<View*>(static_cast<char*>(base) + decl.offset); }
+const View& view_at(const char* base, size_t offset) { return *reinterpret_cast<const View*>(base + offset); }
 
-// Takes the addresses out of a struct, and what lies between its members. False when a tensor is given without an address:
-// whether it may be is for the check to say.
-bool take_addresses(const std::vector<TensorDecl>& decls, void* base, void** address) {
-  for (const TensorDecl& decl : decls) {
-    View& view = view_at(base, decl);
-    if (view.given() && view.data == nullptr) return false;
-    *address++ = view.data;
-    view.data = nullptr;
-    char* behind = reinterpret_cast<char*>(&view.rank) + sizeof view.rank;
-    std::memset(behind, 0, static_cast<size_t>(reinterpret_cast<char*>(view.size) - behind));
+bool same_shape(const View& a, const View& b) {
+  if (a.dtype != b.dtype || a.device != b.device || a.rank != b.rank) return false;
+  for (int i = 0; i < a.rank; ++i) {
+    if (a.size[i] != b.size[i] || a.stride[i] != b.stride[i]) return false;
   }
   return true;
 }
-void put_addresses(const std::vector<TensorDecl>& decls, void* base, void* const* address) {
-  for (const TensorDecl& decl : decls) view_at(base, decl).data = *address++;
+
+// The prepared struct gets the addresses of `given` where that is what was asked; nothing is written that is as it was. False
+// too when a tensor is given without an address: whether it may be is for the check to say.
+template <size_t kBytes>
+bool recall_part(Remembered::Part<kBytes>& part, const char* given) {
+  size_t from = 0;  // options lie between the tensors and behind them
+  for (int i = 0; i < part.tensors; ++i) {
+    const size_t at = part.at[i];
+    if (at > from && std::memcmp(given + from, part.asked + from, at - from) != 0) return false;
+    const View& view = view_at(given, at);
+    if (!same_shape(view, view_at(part.asked, at)) || (view.given() && view.data == nullptr)) return false;
+    from = at + sizeof(View);
+  }
+  if (from < part.bytes && std::memcmp(given + from, part.asked + from, part.bytes - from) != 0) return false;
+  for (int i = 0; i < part.tensors; ++i) {
+    void* data = view_at(given, part.at[i]).data;
+    View& view = *reinterpret_cast<View*>(part.prepared + part.at[i]);
+    if (view.data != data) view.data = data;
+  }
+  return true;
 }
 
-// The struct `base` as it was asked becomes the prepared one, at its own addresses.
-bool replace(const std::vector<TensorDecl>& decls, size_t bytes, const char* asked, const char* prepared, void* base) {
-  alignas(View) char copy[Remembered::kMostArgs];
-  void* address[kMostTensors];
-  std::memcpy(copy, base, bytes);
-  if (!take_addresses(decls, copy, address) || std::memcmp(copy, asked, bytes) != 0) return false;
-  std::memcpy(base, prepared, bytes);
-  put_addresses(decls, base, address);
-  return true;
+template <size_t kBytes>
+void remember_part(const std::vector<TensorDecl>& decls, size_t bytes, const void* asked, const void* prepared,
+                   Remembered::Part<kBytes>* part) {
+  part->bytes = bytes;
+  part->tensors = 0;
+  for (const TensorDecl& decl : decls) part->at[part->tensors++] = static_cast<uint16_t>(decl.offset);
+  std::sort(part->at, part->at + part->tensors);
+  std::memcpy(part->asked, asked, bytes);
+  std::memcpy(part->prepared, prepared, bytes);
 }
 
 // A check reads nothing of this tensor but its shape.
@@ -60,9 +71,9 @@ bool shape_only(const TensorDecl& decl) {
 
 }  // namespace
 
-Remembered* Remembered::recall(const Op& op, void* args) {
+Remembered* Remembered::recall(const Op& op, const void* asked) {
   for (Remembered& call : calls) {
-    if (call.op == &op && replace(op.inputs, op.args_bytes, call.asked, call.prepared, args)) return &call;
+    if (call.op == &op && !call.running && recall_part(call.args, static_cast<const char*>(asked))) return &call;
   }
   return nullptr;
 }
@@ -72,35 +83,29 @@ Remembered* Remembered::remember(const Op& op, const void* asked, const void* pr
   if (op.inputs.size() > kMostTensors || op.outputs.size() > kMostTensors) return nullptr;
   if (device_of(op, prepared) != Device::cpu) return nullptr;
   if (std::find(all_ops().begin(), all_ops().end(), &op) == all_ops().end()) return nullptr;  // it may die before the thread
-  alignas(View) char copy[kMostArgs];
-  void* address[kMostTensors];
-  std::memcpy(copy, asked, op.args_bytes);
-  if (!take_addresses(op.inputs, copy, address)) return nullptr;
   for (const TensorDecl& decl : op.inputs) {
-    if (view_at(copy, decl).given() && !shape_only(decl)) return nullptr;
+    if (view_at(static_cast<const char*>(asked), decl.offset).given() && !shape_only(decl)) return nullptr;
   }
-  Remembered& call = calls[oldest];
-  oldest = (oldest + 1) % kCalls;
-  call.op = &op;
-  call.packed_rank = packed_rank;
-  call.dims = dims;
-  call.impl = nullptr;
-  std::memcpy(call.asked, copy, op.args_bytes);
-  std::memcpy(call.prepared, prepared, op.args_bytes);
-  return &call;
+  for (int tried = 0; tried < kCalls; ++tried) {
+    Remembered& call = calls[oldest];
+    oldest = (oldest + 1) % kCalls;
+    if (call.running) continue;
+    call.op = &op;
+    call.packed_rank = packed_rank;
+    call.dims = dims;
+    call.impl = nullptr;
+    remember_part(op.inputs, op.args_bytes, asked, prepared, &call.args);
+    return &call;
+  }
+  return nullptr;
 }
 
-bool Remembered::recall_out(void* out) const {
-  return impl != nullptr && replace(op->outputs, op->out_bytes, asked_out, prepared_out, out);
+bool Remembered::recall_out(const void* asked, int of_workers) {
+  return impl != nullptr && workers == of_workers && recall_part(out, static_cast<const char*>(asked));
 }
 
-void Remembered::remember_out(const void* asked_results, const void* prepared_results, const Impl* chosen, int of_workers,
-                              int64_t bytes) {
-  void* address[kMostTensors];
-  impl = nullptr;
-  std::memcpy(asked_out, asked_results, op->out_bytes);
-  if (!take_addresses(op->outputs, asked_out, address)) return;
-  std::memcpy(prepared_out, prepared_results, op->out_bytes);
+void Remembered::remember_out(const void* asked, const void* prepared, const Impl* chosen, int of_workers, int64_t bytes) {
+  remember_part(op->outputs, op->out_bytes, asked, prepared, &out);
   impl = chosen;
   workers = of_workers;
   workspace = bytes;

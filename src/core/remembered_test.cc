@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <vector>
 
 #include "call.h"
@@ -26,18 +25,14 @@ struct Step {
     EXPECT_TRUE(call.set("state", View::dense(state.data(), Dtype::f32, {1, 2, 4, 3})).ok());
     EXPECT_TRUE(call.set("out", View::dense(out.data(), Dtype::f32, {1, 1, 2, 3})).ok());
   }
-  Status run() {
-    return call.run(Pass::forward, {.executor = &inline_executor(),
-                                    .workspace = workspace.data(),
-                                    .workspace_bytes = static_cast<int64_t>(workspace.size())});
+  Status run(Executor* executor = &inline_executor()) {
+    return call.run(
+        Pass::forward,
+        {.executor = executor, .workspace = workspace.data(), .workspace_bytes = static_cast<int64_t>(workspace.size())});
   }
 };
 
-bool is_remembered(const Step& step) {
-  alignas(std::max_align_t) char args[kMaxStruct];
-  std::memcpy(args, step.call.args(), step.call.op().args_bytes);
-  return Remembered::recall(step.call.op(), args) != nullptr;
-}
+bool is_remembered(const Step& step) { return Remembered::recall(step.call.op(), step.call.args()) != nullptr; }
 
 TEST(Remembered, a_call_at_other_addresses_is_known_and_gives_the_same) {
   Step first, second;
@@ -93,6 +88,24 @@ TEST(Remembered, the_environment_still_chooses) {
   const Status status = forced.run();
   unsetenv("LINNET_IMPL");
   EXPECT_NE(status.message().find("no_such"), std::string::npos);
+}
+
+// The kernel of one call reads its prepared arguments while another call of the same kind begins and ends in the same thread.
+TEST(Remembered, a_call_inside_of_a_call_has_its_own_addresses) {
+  struct Nesting final : Executor {
+    Step inner;
+    int workers() const override { return 1; }
+    void run(int64_t tasks, Task fn, void* context) override {
+      EXPECT_TRUE(inner.run().ok());
+      inline_executor().run(tasks, fn, context);
+    }
+  } nesting;
+  Step known, outer;
+  ASSERT_TRUE(known.run().ok());
+  ASSERT_TRUE(outer.run(&nesting).ok());
+  EXPECT_EQ(outer.out, known.out);
+  EXPECT_EQ(outer.state, known.state);
+  EXPECT_EQ(nesting.inner.state, known.state);
 }
 
 TEST(Remembered, values_that_a_check_reads_are_read_every_time) {
