@@ -3,6 +3,7 @@
 import linecache
 
 import torch
+from torch.autograd import forward_ad
 
 from ._documentation import argument, document
 from ._library import DECLARATIONS
@@ -85,13 +86,13 @@ def _register_backward(declaration):
         )
         ctx.set_materialize_grads(False)
 
-    def gradients_of_inputs(ctx, needed, gradients):
+    def gradients_of_inputs(ctx, needed, gradients, operator=backward_op):
         # torch drops trailing arguments that were left to their default
         wanted = [i < len(needed) and needed[i] for i in differentiable]
         incoming = [None if ctx.declined[i] else gradients[i] for i in received]
         results = [None] * len(inputs)
         if any(wanted) and any(gradient is not None for gradient in incoming):
-            computed = backward_op(*incoming, *ctx.saved_tensors, **ctx.options, wanted=wanted)
+            computed = operator(*incoming, *ctx.saved_tensors, **ctx.options, wanted=wanted)
             computed = computed if isinstance(computed, tuple) else (computed,)
             for i, want, gradient in zip(differentiable, wanted, computed):
                 results[i] = gradient if want else None
@@ -116,7 +117,38 @@ def _register_backward(declaration):
         def backward(ctx, *gradients):
             return None, *gradients_of_inputs(ctx, ctx.needs_input_grad[1:], gradients)
 
-    EAGER[name] = Eager
+    # torch.func asks for functions whose forward has no context, which cost more; the gradient is one of them, too.
+    class Functional(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(keywords, *inputs):
+            return getattr(torch.ops.linnet, name).default(*inputs, **keywords)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            setup_context(ctx, inputs[1:], output, inputs[0])
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            def operator(*tensors, **keywords):
+                return FunctionalBackward.apply(keywords, *tensors)
+
+            return None, *gradients_of_inputs(ctx, ctx.needs_input_grad[1:], gradients, operator)
+
+    class FunctionalBackward(torch.autograd.Function):
+        generate_vmap_rule = True
+        backward = staticmethod(refuse)
+
+        @staticmethod
+        def forward(keywords, *tensors):
+            return backward_op(*tensors, **keywords)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+    EAGER[name], FUNCTIONAL[name] = Eager, Functional
     torch.library.register_fake(f"linnet::{name}_backward", fake)
     torch.library.register_autograd(f"linnet::{name}", backward, setup_context=setup_context)
     torch.library.register_autograd(f"linnet::{name}_backward", refuse)
@@ -131,6 +163,8 @@ def _register_vmap(name, inputs):
         for i in states:
             if i < len(tensors) and tensors[i] is not None and in_dims[i] is None:
                 raise RuntimeError(f"{name}: torch.vmap would overwrite {inputs[i]['name']} once per element; map over it too")
+        if info.batch_size == 0:
+            raise RuntimeError(f"{name}: torch.vmap maps over no element, expected at least 1")
         results = [
             operator(*(t if dim is None else t.select(dim, i) for t, dim in zip(tensors, in_dims)), **keywords)
             for i in range(info.batch_size)
@@ -151,18 +185,27 @@ def autocast(*tensors):
     return [t.to(target) if t is not None and t.dtype in (torch.float32, torch.float16, torch.bfloat16) else t for t in tensors]
 
 
+def refuse_tangents(name, tensors):
+    """The operators would drop them, and the derivative would be 0."""
+    if forward_ad._current_level < 0:
+        return
+    if any(isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError(f"{name}: forward-mode derivatives (torch.func.jvp) are not available")
+
+
 def call(name, tensors, keywords):
     """Calls a differentiable operator."""
-    if (
-        torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
-    ):
-        return EAGER[name].apply(keywords, *tensors)
+    if not torch.compiler.is_compiling():
+        refuse_tangents(name, tensors)
+        if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+            table = FUNCTIONAL if torch._C._are_functorch_transforms_active() else EAGER
+            return table[name].apply(keywords, *tensors)
     return getattr(torch.ops.linnet, name).default(*tensors, **keywords)
 
 
 def refuse_gradient(name, *tensors):
+    if not torch.compiler.is_compiling():
+        refuse_tangents(name, tensors)
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
         raise RuntimeError(f"{name}: an input requires a gradient, which this operator has not; call it under torch.no_grad()")
 
@@ -242,10 +285,11 @@ def _function(declaration):
     return function
 
 
-EAGER, FUNCTIONS = {}, {}
+EAGER, FUNCTIONAL, FUNCTIONS = {}, {}, {}
 for _declaration in DECLARATIONS.values():
     _register_fake(_declaration)
     _register_vmap(_declaration["name"], _declaration["inputs"])
     if _declaration["differentiable"]:
         _register_backward(_declaration)
+        _register_vmap(_declaration["name"] + "_backward", [])
     FUNCTIONS[_declaration["name"]] = _function(_declaration)

@@ -376,7 +376,9 @@ std::string range_text(double low, double high) {
 Status check_option(const Op& op, const OptionDecl& option, const void* args) {
   const auto range = [&](double x) -> Status {
     if (x >= option.low && x <= option.high) return {};
-    return bad_input(op.name + ": " + option.name + " is " + number(x) + ", expected " + range_text(option.low, option.high));
+    std::string expected = range_text(option.low, option.high);
+    if (x > option.high && option.high >= 9e15) expected = std::isinf(x) ? "a finite number" : "at most " + number(option.high);
+    return bad_input(op.name + ": " + option.name + " is " + number(x) + ", expected " + expected);
   };
   switch (option.kind) {
     case OptionKind::real: return range(value_at<double>(args, option.offset));

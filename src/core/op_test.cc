@@ -437,6 +437,7 @@ TEST(OpOptions, FromTextAndBack) {
       {"rolls", "", "toy: rolls is '', expected a whole number", false},
       {"cap", "1e-3", "0.001", true},
       {"cap", "nan", "toy: cap is nan, expected at least 0", false},
+      {"cap", "inf", "toy: cap is inf, expected a finite number", false},
       {"width", "wide", "wide", true},
       {"width", "1", "toy: width is '1', expected one of same, wide, counted", false},
       {"height", "1", "toy: there is no option 'height'", false},

@@ -85,11 +85,13 @@ int32_t torch_dtype(Dtype dtype) {
 }
 
 // Where the tensors of a call lie: -1 on the CPU, else the number of the CUDA device.
-Tensor empty(const View& view, int32_t gpu) {
+Tensor empty(const Op& op, const std::string& name, const View& view, int32_t gpu) {
   AtenTensorHandle handle;
   const int32_t type = gpu < 0 ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(view.rank, view.size, view.stride, torch_dtype(view.dtype), type, gpu < 0 ? 0 : gpu, &handle));
+  if (aoti_torch_empty_strided(view.rank, view.size, view.stride, torch_dtype(view.dtype), type, gpu < 0 ? 0 : gpu, &handle)) {
+    throw std::runtime_error(op.name + ": out of memory: " + name + " takes " +
+                             std::to_string(view.elements() * dtype_size(view.dtype)) + " bytes");
+  }
   return Tensor(handle);
 }
 
@@ -224,9 +226,9 @@ class TorchCall {
   // A fresh tensor for a result; empty when it is not wanted.
   Tensor result(const std::string& name, bool wanted, Dtype dtype) {
     View view = View::dense(nullptr, dtype, {0});
-    if (!wanted) return empty(view, gpu_);
+    if (!wanted) return empty(op_, name, view, gpu_);
     check(call_.output_view(name, &view));
-    Tensor tensor = empty(view, gpu_);
+    Tensor tensor = empty(op_, name, view, gpu_);
     view.data = tensor.mutable_data_ptr();
     view.device = gpu_ < 0 ? Device::cpu : Device::cuda;
     check(call_.set(name, view));
@@ -240,7 +242,7 @@ class TorchCall {
     check(call_.workspace(pass, context, &context.workspace_bytes));
     std::optional<Tensor> workspace;
     if (context.workspace_bytes > 0) {
-      workspace = empty(View::dense(nullptr, Dtype::u8, {context.workspace_bytes}), gpu_);
+      workspace = empty(op_, "the workspace", View::dense(nullptr, Dtype::u8, {context.workspace_bytes}), gpu_);
       context.workspace = workspace->mutable_data_ptr();
     }
     check(call_.run(pass, context));

@@ -195,6 +195,41 @@ def test_second_order_gradients_are_refused():
         gradient.sum().backward()
 
 
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=case_id)
+def test_torch_func_gradients(case):
+    """torch.func.grad is torch.autograd; under torch.vmap it gives the gradients of each sample."""
+    name, given, options = case
+    tensors = make(name, given, **options)
+    inputs = differentiable(name, tensors)
+    as_tuple(call(name, inputs, **options))[0].sum().backward()
+    expected = {key: t.grad for key, t in inputs.items() if t.grad is not None}
+    wanted, fixed = ({key: t for key, t in tensors.items() if (key in expected) == which} for which in (True, False))
+
+    def gradients(wanted, fixed):
+        return torch.func.grad(lambda x: as_tuple(call(name, {**fixed, **x}, **options))[0].sum())(wanted)
+
+    stacked = [{key: torch.stack([t, t]) for key, t in some.items()} for some in (wanted, fixed)]
+    samples = torch.vmap(gradients)(*stacked) if fixed else torch.vmap(lambda x: gradients(x, {}))(stacked[0])
+    result = gradients(wanted, fixed)
+    for key, gradient in expected.items():
+        assert torch.equal(result[key], gradient) and torch.equal(samples[key][1], gradient)
+
+
+def test_what_torch_func_cannot_have_is_refused():
+    q, k, v = torch.randn(3, 1, 5, 2, 4)
+
+    def read(q):
+        return linnet.softmax(q, k, v).sum()
+
+    with pytest.raises(NotImplementedError, match="^softmax: gradients of gradients are not available"):
+        torch.func.grad(lambda q: torch.func.grad(read)(q).sum())(q)
+    with pytest.raises(NotImplementedError, match="^softmax: forward-mode derivatives .* are not available"):
+        torch.func.jvp(read, (q,), (q,))  # the tangent would be dropped
+    with pytest.raises(NotImplementedError, match="^linear_decode: forward-mode derivatives"):
+        torch.func.jvp(lambda k: linnet.linear_decode(q, k, v, state=torch.zeros(1, 2, 4, 4)), (k,), (k,))
+    assert torch.func.jvp(lambda x: x * read(q), (k,), (k,))[1].shape == k.shape  # tangents of other tensors go on
+
+
 @pytest.mark.parametrize("case", OVERWRITING, ids=case_id)
 def test_operator_without_gradient_says_so(case):
     name, given, options = case
@@ -254,6 +289,11 @@ def test_vmap():
     assert torch.equal(mapped[0], expected)
 
 
+def test_vmap_over_nothing_is_told():
+    with pytest.raises(RuntimeError, match="^softmax: torch.vmap maps over no element"):
+        torch.vmap(linnet.softmax)(*torch.randn(3, 0, 2, 5, 4, 4))
+
+
 def test_vmap_overwrites_mapped_states_only():
     def step(q, k, v, state):
         return linnet.linear_decode(q, k, v, state=state)
@@ -278,8 +318,7 @@ def test_same_bits_on_any_number_of_threads(case):
         for count in (1, 2, 3, 7):
             torch.set_num_threads(count)
             inputs = differentiable(name, tensors)
-            asked = {} if linnet.info(name)["outputs"][0]["differentiable"] else every_output(name)
-            outputs = as_tuple(call(name, inputs, **options, **asked))
+            outputs = as_tuple(call(name, inputs, **options))
             sum(out.sum() for out in outputs if out.requires_grad).backward()
             results.append((*outputs, *(t.grad for t in inputs.values() if t.requires_grad)))
     finally:
