@@ -1,5 +1,6 @@
 """A gate on any read: one call for what mechanism `gated` fuses with softmax."""
 
+from ._documentation import argument
 from ._library import DECLARATIONS
 from ._ops import FUNCTIONS
 
@@ -21,16 +22,23 @@ def with_gate(read, g, position="G1", **options):
     name = getattr(read, "__name__", None)
     if FUNCTIONS.get(name) is not read:
         raise ValueError(f"with_gate: read is {read!r}, expected a function of linnet")
-    names = [decl["name"] for decl in DECLARATIONS[name]["inputs"]]
-    if position != "G1" and _GATED[position] not in names:
-        raise ValueError(f"with_gate: {name} has no input {_GATED[position]} to gate at {position}")
+    inputs = DECLARATIONS[name]["inputs"]
+    names = [argument(decl) for decl in inputs]
+    positional = next((i for i, decl in enumerate(inputs) if decl["optional"]), len(inputs))
+    chosen = _GATED.get(position)
+    if chosen is not None and chosen not in names:
+        raise ValueError(f"with_gate: {name} has no input {chosen} to gate at {position}")
 
     def gated(*tensors, **keywords):
+        if len(tensors) > positional or keywords.keys() & set(names[: len(tensors)]):
+            return read(*tensors, **keywords)  # Python's own sentence says what is wrong
         keywords.update(zip(names, tensors, strict=False))
         if name == "softmax":
             return FUNCTIONS["gated"](g=g, position=position, **options, **keywords)
-        if position != "G1":
-            keywords[_GATED[position]] = FUNCTIONS["gated_gate"](keywords[_GATED[position]], g, **options)
+        if chosen is not None:
+            if keywords.get(chosen) is None:
+                raise ValueError(f"with_gate: {name} is called without {chosen}, which {position} gates")
+            keywords[chosen] = FUNCTIONS["gated_gate"](keywords[chosen], g, **options)
             return read(**keywords)
         results = read(**keywords)
         if not isinstance(results, tuple):

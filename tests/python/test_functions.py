@@ -247,6 +247,16 @@ WRONG = {
         "linnet::softmax() Expected a value of type 'Tensor' for argument 'v'",
     ),
     "block": (lambda: linnet.monarch(q4, q4, q4, block=0), RuntimeError, "monarch: block is 0, expected at least 1"),
+    "huge block": (
+        lambda: linnet.monarch(q4, q4, q4, block=2**62),
+        RuntimeError,
+        "monarch: block is 4611686018427387904, expected at most 9007199254740992",
+    ),
+    "no memory": (
+        lambda: linnet.softmax(q4[:1, :1].expand(1, 2**40, 4, 8), q4[:1], q4[:1]),
+        RuntimeError,
+        "softmax: out of memory: out takes 140737488355328 bytes",
+    ),
     "steps": (lambda: linnet.monarch(q4, q4, q4, steps=0), RuntimeError, "monarch: steps is 0, expected 1 to 1000"),
     "pad": (lambda: linnet.monarch(q4, q4, q4, pad="left"), RuntimeError, "monarch: pad is 'left', expected one of post, pre"),
     "mask type": (lambda: linnet.monarch(q4, q4, q4, mask=torch.ones(2, 5)), RuntimeError, "monarch: mask is f32, expected u8"),
@@ -492,3 +502,13 @@ def test_gate_on_any_read():
         linnet.with_gate(torch.softmax, g)
     with pytest.raises(ValueError, match="rms_norm_gated has no input k to gate at G3"):
         linnet.with_gate(linnet.rms_norm_gated, g, "G3")
+    with pytest.raises(TypeError, match="takes 4 positional arguments but 5 were given"):
+        linnet.with_gate(linnet.gla, g)(q, k, v, decay, None)
+    with pytest.raises(TypeError, match="multiple values for argument 'q'"):
+        linnet.with_gate(linnet.gla, g)(q, k, v, decay, q=k)
+    with pytest.raises(ValueError, match="with_gate: gla is called without v, which G2 gates"):
+        linnet.with_gate(linnet.gla, g, "G2")(q, k)
+
+
+def test_what_is_returned_alone_takes_the_gradient():
+    assert all(info["outputs"][0]["differentiable"] for info in map(linnet.info, linnet.list_ops()) if info["differentiable"])
