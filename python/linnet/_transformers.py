@@ -1,6 +1,7 @@
 """Exact attention for Hugging Face transformers (5 and newer), as attn_implementation="linnet"."""
 
 import math
+import warnings
 
 import torch
 
@@ -10,7 +11,12 @@ from ._ops import FUNCTIONS
 def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, **options):
     """query [B, H, Tq, D], key and value [B, Hkv, Tk, D], all strided views; returns [B, Tq, H, D]."""
     if dropout and module.training:
-        raise NotImplementedError("linnet: attention has no dropout; set attention_dropout to 0 in the model's configuration")
+        raise NotImplementedError(
+            "linnet: attention has no dropout; set it to 0 in the model's configuration (attention_dropout, attn_pdrop or "
+            "attention_probs_dropout_prob)"
+        )
+    if options.get("output_attentions"):
+        warnings.warn("linnet: attention weights are never formed, output_attentions gives none; eager attention has them")
     tokens = query.shape[2]
     causal = attention_mask is None and tokens > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if causal and key.shape[2] > tokens:  # a cache with room for more: without a mask, positions count from its start

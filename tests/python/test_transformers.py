@@ -80,3 +80,10 @@ def test_dropout_is_refused():
     model.set_attn_implementation("linnet")
     with pytest.raises(NotImplementedError, match="^linnet: attention has no dropout"):
         model.train()(torch.ones(1, 3, dtype=torch.int64))
+
+
+def test_attention_weights_are_not_promised_in_silence():
+    model = build("llama")
+    model.set_attn_implementation("linnet")
+    with pytest.warns(UserWarning, match="^linnet: attention weights are never formed"):
+        model.eval()(torch.ones(1, 3, dtype=torch.int64), output_attentions=True)
