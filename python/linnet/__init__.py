@@ -8,6 +8,7 @@ equation, `linnet.info("softmax")` the declaration. They work with autograd, tor
 """
 
 import copy
+import difflib
 
 from ._gate import with_gate
 from ._library import DECLARATIONS, VERSION
@@ -28,5 +29,7 @@ def info(op):
     """The declaration of an operator (given by name or function) as a dictionary: tensors, options, implementations."""
     name = getattr(op, "__name__", op)
     if name not in DECLARATIONS:
-        raise ValueError(f"there is no operator {name!r}, expected one of {', '.join(DECLARATIONS)}")
+        near = difflib.get_close_matches(str(name), DECLARATIONS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "linnet.list_ops() has them all"
+        raise ValueError(f"there is no operator {name!r}; {hint}")
     return copy.deepcopy(DECLARATIONS[name])

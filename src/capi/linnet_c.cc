@@ -82,9 +82,7 @@ Status find(const char* name, const Op** op) {
   if (name == nullptr) return bad_input("the operator's name is NULL");
   *op = find_op(name);
   if (*op != nullptr) return {};
-  std::string names;
-  for (const Op* known : all_ops()) names += (names.empty() ? "" : ", ") + known->name;
-  return bad_input("there is no operator '" + std::string(name) + "', expected one of " + names);
+  return bad_input("there is no operator '" + std::string(name) + "'; linnet_describe() has them all");
 }
 
 Status bind(Call& call, const linnet_tensor* tensors, int tensor_count, const linnet_option* options, int option_count) {

@@ -216,6 +216,8 @@ TEST(CHeader, survives_null_and_nonsense) {
   char text[256];
   EXPECT_EQ(linnet_call("softmax", 0, tensors, 4, nullptr, 0, &context, text, sizeof text), LINNET_BAD_INPUT);
   EXPECT_EQ(std::string(text).substr(0, 49), "softmax: there is no implementation 'fastest', ex");
+  EXPECT_EQ(linnet_call("softmx", 0, tensors, 4, nullptr, 0, nullptr, text, sizeof text), LINNET_BAD_INPUT);
+  EXPECT_STREQ(text, "there is no operator 'softmx'; linnet_describe() has them all");
 }
 
 }  // namespace

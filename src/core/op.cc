@@ -277,6 +277,22 @@ Status check_layout(const Op& op, const TensorDecl& decl, const std::string& nam
   }
   const int64_t elements = view.elements();
   if (elements > 0 && view.data == nullptr) return bad_input(op.name + ": " + name + " has no data");
+  if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(std::max<int64_t>(dtype_size(view.dtype), 1)) != 0) {
+    return bad_input(op.name + ": " + name + " is at an address that is no multiple of " +
+                     std::to_string(dtype_size(view.dtype)) + ", the size of " + dtype_name(view.dtype));
+  }
+  int64_t span = 0;  // no product of a stride below may overflow either
+  for (int i = 0; i < view.rank; ++i) {
+    const int64_t stride = view.stride[i];
+    int64_t step = 0;
+    if (elements == 0 || view.size[i] == 1) continue;
+    if (stride < -kMaxElements || stride > kMaxElements || __builtin_mul_overflow(std::abs(stride), view.size[i] - 1, &step) ||
+        step > kMaxElements - span) {
+      return bad_input(op.name + ": " + name + " has stride " + std::to_string(stride) + " in dimension " + std::to_string(i) +
+                       ", so that it spans more than 2^48 elements");
+    }
+    span += step;
+  }
   const int last = view.rank - 1;
   if (!decl.broadcast && elements > 0 && last >= 0 && view.size[last] > 1 && view.stride[last] != 1) {
     return bad_input(op.name + ": " + name + " is not contiguous in its last dimension (stride " +
@@ -285,12 +301,23 @@ Status check_layout(const Op& op, const TensorDecl& decl, const std::string& nam
   return {};
 }
 
+// From the smallest stride on, each dimension must step over all that the ones before it reach.
 Status check_written(const Op& op, const std::string& name, const View& view) {
   if (view.elements() == 0) return {};
-  for (int i = 0; i < view.rank; ++i) {
-    if (view.size[i] == 1 || view.stride[i] != 0) continue;
-    return bad_input(op.name + ": " + name + " has stride 0 in dimension " + std::to_string(i) +
-                     ", but it is written and may not overlap itself");
+  int64_t reach = 0;
+  uint32_t rest = 0;
+  for (int i = 0; i < view.rank; ++i) rest |= view.size[i] > 1 ? 1U << i : 0U;
+  while (rest != 0) {
+    int next = -1;
+    for (int i = 0; i < view.rank; ++i) {
+      if ((rest >> i & 1) != 0 && (next < 0 || std::abs(view.stride[i]) < std::abs(view.stride[next]))) next = i;
+    }
+    if (std::abs(view.stride[next]) <= reach) {
+      return bad_input(op.name + ": " + name + " has stride " + std::to_string(view.stride[next]) + " in dimension " +
+                       std::to_string(next) + ", but it is written and may not overlap itself");
+    }
+    reach += std::abs(view.stride[next]) * (view.size[next] - 1);
+    rest &= ~(1U << next);
   }
   return {};
 }

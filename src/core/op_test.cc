@@ -217,6 +217,16 @@ const Wrong kWrong[] = {
      "toy: out is not contiguous in its last dimension (stride 3), expected stride 1"},
     {"WrittenOverlap", [](Toy& t) { t.out.out.stride[1] = 0; }, Code::bad_input,
      "toy: out has stride 0 in dimension 1, but it is written and may not overlap itself"},
+    {"WrittenRowsOverlap", [](Toy& t) { t.out.out.stride[2] = 5; }, Code::bad_input,
+     "toy: out has stride 5 in dimension 2, but it is written and may not overlap itself"},
+    {"WrittenBackwardsOverlap", [](Toy& t) { t.out.out.stride[1] = -23; }, Code::bad_input,
+     "toy: out has stride -23 in dimension 1, but it is written and may not overlap itself"},
+    {"HugeStride", [](Toy& t) { t.args.k.stride[1] = int64_t{1} << 62; }, Code::bad_input,
+     "toy: k has stride 4611686018427387904 in dimension 1, so that it spans more than 2^48 elements"},
+    {"SmallestStride", [](Toy& t) { t.args.k.stride[0] = std::numeric_limits<int64_t>::min(); }, Code::bad_input,
+     "toy: k has stride -9223372036854775808 in dimension 0, so that it spans more than 2^48 elements"},
+    {"Misaligned", [](Toy& t) { t.args.k.data = static_cast<char*>(t.args.k.data) + 2; }, Code::bad_input,
+     "toy: k is at an address that is no multiple of 4, the size of f32"},
     {"StateOverlap",
      [](Toy& t) {
        t.args.state = t.dense(Dtype::f32, {2, 4, 6});

@@ -293,7 +293,12 @@ WRONG = {
     "unknown operator": (
         lambda: linnet.info("sofmax"),
         ValueError,
-        "there is no operator 'sofmax', expected one of softmax, softmax_decode",
+        "there is no operator 'sofmax'; did you mean 'softmax'?",
+    ),
+    "no operator at all": (
+        lambda: linnet.info("zzzzzz"),
+        ValueError,
+        "there is no operator 'zzzzzz'; linnet.list_ops() has them all",
     ),
 }
 
