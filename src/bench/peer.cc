@@ -45,6 +45,7 @@ Status Peer::start(const std::string& python, int threads, std::unique_ptr<Peer>
     setenv("OMP_NUM_THREADS", count.c_str(), 1);
     fcntl(ends[1], F_SETFD, 0);  // the child inherits its end, by number
     execlp(python.c_str(), python.c_str(), "-c", script.c_str(), channel.c_str(), count.c_str(), static_cast<char*>(nullptr));
+    dprintf(ends[1], "{\"error\": \"it cannot be started: %s\"}\n", std::strerror(errno));
     _exit(127);
   }
   close(ends[1]);

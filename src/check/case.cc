@@ -109,6 +109,9 @@ Status parse_case(std::string_view text, Case* c) {
     const auto wrong = [&](const std::string& expected) {
       return bad_input(prefix + name + " is '" + value + "', expected " + expected);
     };
+    for (size_t j = 1; j < i; ++j) {
+      if (words[j].compare(0, equals + 1, words[i], 0, equals + 1) == 0) return bad_input(prefix + name + " is given twice");
+    }
     if (name == "with") {
       c->with = split(value, ',');
       for (const std::string& item : c->with) {

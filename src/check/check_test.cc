@@ -251,6 +251,8 @@ TEST(CaseLine, BadLines) {
       {"softmax B", "'B' is not of the form name=value"},
       {"softmax B=two", "B is 'two', expected a whole number"},
       {"softmax B=-1", "B is '-1', expected a whole number"},
+      {"softmax B=2 B=2", "B is given twice"},
+      {"softmax causal=1 B=2 causal=0", "causal is given twice"},
       {"softmax Z=3", "there is no letter or option 'Z'"},
       {"softmax N=3", "there is no letter or option 'N'"},  // only packed sequences show N
       {"softmax dtype=f8", "dtype is 'f8', expected f64, f32, bf16 or f16"},

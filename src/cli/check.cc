@@ -214,14 +214,15 @@ Status read_impl(const Arguments& args, Plan* plan) {
   plan->impl = args.text("impl");
   if (plan->impl.empty() || plan->impl == "all") return {};
   std::vector<std::string> names;
-  bool known = false;
   for (const Op* op : all_ops()) {
-    for (const Impl& impl : op->impls) names.push_back(impl.name);
-    known |= !impls_of(*op, plan->impl, plan->device).empty();
+    if (!impls_of(*op, plan->impl, plan->device).empty()) return {};
+    for (const Impl& impl : op->impls) {
+      if (impl.device == plan->device) names.push_back(impl.name);
+    }
   }
-  if (known) return {};
-  const std::string where = plan->device == Device::cuda ? " on a CUDA device" : "";
-  return bad_input("check: no operator has an implementation '" + plan->impl + "'" + where + did_you_mean(plan->impl, names));
+  const bool cuda = plan->device == Device::cuda;
+  return bad_input("check: no operator has an implementation '" + plan->impl + "' on " + (cuda ? "a CUDA device" : "the CPU") +
+                   did_you_mean(plan->impl, names));
 }
 
 Status read_plan(const Arguments& args, Plan* plan) {

@@ -86,6 +86,9 @@ Status Arguments::parse(const Command& command, const std::vector<std::string>& 
     } else {
       return bad_input(command.name + ": --" + name + " needs a value, " + option->value);
     }
+    if (!option->value.empty() && given_.back().second.empty()) {  // of a variable that is not set
+      return bad_input(command.name + ": --" + name + " is empty, expected " + option->value);
+    }
   }
   return {};
 }

@@ -1,10 +1,15 @@
 // linnet: the command. One file per subcommand; commands.h lists them.
 #include <algorithm>
+#include <cerrno>
+#include <charconv>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <new>
 
 #include "cli/command.h"
+#include "core/op.h"
 
 namespace linnet::cli {
 
@@ -37,8 +42,36 @@ void print_help() {
       "implementation, LINNET_THREADS=N the number of threads\n");
 }
 
+// LINNET_ISA and the implementations of LINNET_IMPL are checked where they are used; the rest would be passed over in silence.
+Status check_environment() {
+  if (const char* text = std::getenv("LINNET_THREADS"); text != nullptr && *text != '\0') {
+    int threads = 0;
+    const char* end = text + std::strlen(text);
+    if (const auto [stop, error] = std::from_chars(text, end, threads);
+        error != std::errc() || stop != end || threads < 1 || threads > 1024) {
+      return bad_input(std::string("LINNET_THREADS is '") + text + "', expected 1 to 1024");
+    }
+  }
+  const char* impls = std::getenv("LINNET_IMPL");
+  std::vector<std::string> names;
+  for (const Op* op : all_ops()) names.push_back(op->name);
+  for (std::string_view rest = impls == nullptr ? "" : impls; !rest.empty();) {
+    const std::string_view item = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(item.size() + 1, rest.size()));
+    const size_t colon = item.find(':');
+    if (colon == std::string_view::npos) continue;
+    const std::string_view op = item.substr(0, colon);
+    if (find_op(op) == nullptr) {
+      return bad_input("LINNET_IMPL: there is no operator '" + std::string(op) + "'" + did_you_mean(op, names));
+    }
+    if (colon + 1 == item.size()) return bad_input("LINNET_IMPL: '" + std::string(item) + "' names no implementation");
+  }
+  return {};
+}
+
 int run(int argc, char** argv) {
-  const std::vector<std::string> words(argv + 1, argv + argc);
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.size() == 2 && words[0] == "help") words = {words[1], "--help"};
   if (words.empty()) {
     print_help();
     return kBadInput;
@@ -57,7 +90,10 @@ int run(int argc, char** argv) {
     if (command->name != words[0]) continue;
     Arguments args;
     if (const Status status = args.parse(*command, {words.begin() + 1, words.end()}); !status.ok()) return fail(status);
-    if (!args.help()) return command->run(args);
+    if (!args.help()) {
+      if (const Status status = check_environment(); !status.ok()) return fail(status);
+      return command->run(args);
+    }
     std::fputs(help_text(*command).c_str(), stdout);
     return kDone;
   }
@@ -71,7 +107,10 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   // The library does not throw; memory may still run out under a huge case.
   try {
-    return linnet::cli::run(argc, argv);
+    const int code = linnet::cli::run(argc, argv);
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    std::fprintf(stderr, "linnet: the output cannot be written: %s\n", std::strerror(errno));
+    return linnet::cli::kNotPossible;
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "linnet: not enough memory\n");
     return linnet::cli::kNotPossible;

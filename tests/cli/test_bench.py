@@ -115,6 +115,8 @@ def test_peers_without_torch_say_what_to_install(tmp_path):
                   env={"PYTHONPATH": str(tmp_path)})
     assert "pip install torch" in done.stderr and "no torch here" in done.stderr
     assert "pip install torch" in linnet("bench", "--peers", "--python", "/bin/false", "--case", TINY, code=3).stderr
+    done = linnet("bench", "--peers", "--python", "/nowhere/python", "--case", TINY, code=3)
+    assert "'/nowhere/python' has none (it cannot be started: No such file or directory)" in done.stderr
     assert "pip install torch" in linnet("bench", "--peers", "--case", TINY, code=3, env={"LINNET_PYTHON": "/bin/false"}).stderr
 
 

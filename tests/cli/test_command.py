@@ -35,7 +35,7 @@ def test_help_names_every_option(command):
     text = linnet(command, "--help").stdout
     assert text.startswith(f"linnet {command}: ") and f"usage: linnet {command}" in text
     assert "--json" in text and "--help" in text
-    assert linnet(command, "-h").stdout == text
+    assert linnet(command, "-h").stdout == text and linnet("help", command).stdout == text
 
 
 @pytest.mark.parametrize("words, piece", [
@@ -52,6 +52,9 @@ def test_help_names_every_option(command):
     (["info", "liner"], "info: there is no operator 'liner'; did you mean 'linear'?"),
     (["info", "zzzzzzzz"], "info: there is no operator 'zzzzzzzz'; linnet list shows them"),
     (["info", "--", "--json"], "there is no operator '--json'"),
+    (["help", "lst"], "there is no command 'lst'; did you mean 'list'?"),
+    (["compare", "--html", ""], "compare: --html is empty, expected FILE"),
+    (["compare", "--input="], "compare: --input is empty, expected FILE"),
 ])
 def test_bad_input_is_told_in_one_sentence(words, piece):
     done = linnet(*words, code=2)
@@ -61,6 +64,26 @@ def test_bad_input_is_told_in_one_sentence(words, piece):
 @pytest.mark.parametrize("command", [["list"], ["list", "--json"], ["info", "softmax"], ["check", "softmax", "--random", "1"]])
 def test_wrong_environment_is_told(command):
     assert "LINNET_ISA is 'sse9', expected portable, avx2 or avx512" in linnet(*command, code=2, env={"LINNET_ISA": "sse9"}).stderr
+
+
+@pytest.mark.parametrize("variable, value, piece", [
+    ("LINNET_THREADS", "two", "LINNET_THREADS is 'two', expected 1 to 1024"),
+    ("LINNET_THREADS", "0", "LINNET_THREADS is '0', expected 1 to 1024"),
+    ("LINNET_THREADS", "2x", "LINNET_THREADS is '2x', expected 1 to 1024"),
+    ("LINNET_IMPL", "sofmax:ref", "LINNET_IMPL: there is no operator 'sofmax'; did you mean 'softmax'?"),
+    ("LINNET_IMPL", "linear:ref,softmax:", "LINNET_IMPL: 'softmax:' names no implementation"),
+    ("LINNET_IMPL", "softmax:fast", "softmax: there is no implementation 'fast'"),
+])
+def test_wrong_variables_are_not_passed_over(variable, value, piece):
+    assert piece in linnet("list", code=2, env={variable: value}).stderr
+    assert linnet("list", "--help", env={variable: value}).stderr == ""
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["info", "softmax"], ["--help"], ["check", "softmax", "--random", "1"]])
+def test_lost_output_is_told(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([LINNET, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 3 and done.stderr == "linnet: the output cannot be written: No space left on device\n"
 
 
 def test_list():
