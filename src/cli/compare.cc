@@ -127,14 +127,29 @@ void print_wrapped(const std::string& text) {
   std::printf("%s\n", line.c_str());
 }
 
+void print_text(const compare::Comparison& result, int threads) {
+  const compare::Input& in = result.input;
+  std::printf("%s: q %s, %zu %s, %s; %d %s\n\n", in.source.c_str(), compare::shape_text(in).c_str(), in.layers.size(),
+              in.layers.size() == 1 ? "layer" : "layers", in.causal ? "causal" : "every token sees every token", threads,
+              threads == 1 ? "thread" : "threads");
+  print_table(result);
+  std::printf("\n");
+  for (const std::string& sentence : compare::summary(result)) print_wrapped("- " + sentence);
+  if (result.other_load > 0.05) {
+    print_wrapped("- Other processes used " + report::percent_text(result.other_load) +
+                  " of the machine meanwhile: quiet, it is faster.");
+  }
+  for (const std::string& line : result.left_out) std::printf("left out: %s\n", line.c_str());
+}
+
 int compare_main(const Arguments& args) {
   compare::Input input;
   compare::Settings settings;
   if (const Status status = read_arguments(args, &input, &settings); !status.ok()) return fail(status);
   const std::string html = args.text("html");
-  OutputFile page;  // made first: a place where nothing can be written is told before the work
-  if (!html.empty()) {
-    if (const Status status = OutputFile::create(html, page); !status.ok()) return fail(status);
+  if (!html.empty()) {  // a place where nothing can be written is told before the work, and nothing stays there after Ctrl-C
+    OutputFile tried;
+    if (const Status status = OutputFile::create(html, tried); !status.ok()) return fail(status);
   }
   compare::Comparison result;
   {
@@ -145,28 +160,15 @@ int compare_main(const Arguments& args) {
     };
     if (const Status status = compare::compare(std::move(input), settings, &result); !status.ok()) return fail(status);
   }
-  if (!html.empty()) {
-    const std::string text = compare::html_page(result);
-    if (const Status status = page.write(text.data(), text.size()); !status.ok()) return fail(status);
-    if (const Status status = page.commit(); !status.ok()) return fail(status);
-  }
   if (args.has("json")) {
     print_json(result);
-    return kDone;
+  } else {
+    print_text(result, settings.threads);
   }
-  const compare::Input& in = result.input;
-  std::printf("%s: q %s, %zu %s, %s; %d %s\n\n", in.source.c_str(), compare::shape_text(in).c_str(), in.layers.size(),
-              in.layers.size() == 1 ? "layer" : "layers", in.causal ? "causal" : "every token sees every token",
-              settings.threads, settings.threads == 1 ? "thread" : "threads");
-  print_table(result);
-  std::printf("\n");
-  for (const std::string& sentence : compare::summary(result)) print_wrapped("- " + sentence);
-  if (result.other_load > 0.05) {
-    print_wrapped("- Other processes used " + report::percent_text(result.other_load) +
-                  " of the machine meanwhile: quiet, it is faster.");
-  }
-  for (const std::string& line : result.left_out) std::printf("left out: %s\n", line.c_str());
-  if (!html.empty()) std::printf("\nwrote %s\n", html.c_str());
+  if (html.empty()) return kDone;
+  // After the numbers: a full disk must not take these along.
+  if (const Status status = write_file(html, compare::html_page(result)); !status.ok()) return fail(status);
+  if (!args.has("json")) std::printf("\nwrote %s\n", html.c_str());
   return kDone;
 }
 

@@ -4,6 +4,8 @@ import html.parser
 import json
 import os
 import pathlib
+import resource
+import signal
 import struct
 import subprocess
 
@@ -138,6 +140,23 @@ def test_wrong_files_are_told_in_one_sentence(tmp_path, tensors, metadata, piece
 def test_bad_input_is_told_in_one_sentence(words, piece):
     done = linnet(*QUICK, *words, code=2)
     assert piece in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_page_that_does_not_fit_takes_no_number_along(tmp_path):
+    tensors = {name: [20, 4, 8] for name in "qkv"}
+    path, page = write_safetensors(tmp_path / "input.safetensors", tensors), tmp_path / "page.html"
+    done = subprocess.run([LINNET, *QUICK, "--input", path, "--html", page, "--json"], capture_output=True, text=True, timeout=300,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)), restore_signals=False)
+    assert done.returncode == 2 and done.stderr == f"linnet: {page}: cannot be written: File too large\n"
+    assert json.loads(done.stdout)["variants"] and not list(tmp_path.glob("page*"))
+
+
+def test_an_interrupt_leaves_no_file(tmp_path):
+    running = subprocess.Popen([LINNET, "compare", "--time", "60", "--html", tmp_path / "page.html"], stdout=subprocess.PIPE)
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.wait(timeout=1)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(timeout=60) == -signal.SIGINT and not list(tmp_path.iterdir())
 
 
 def test_a_file_that_is_no_safetensors(tmp_path):
