@@ -15,7 +15,7 @@ def _load():
         raise ImportError(f"linnet needs torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer, this is torch {torch.__version__}")
     if not PATH.exists():
         raise ImportError(
-            f"linnet: {PATH} is missing; `pip install . --no-build-isolation` builds it, or put build/python of a build with "
+            f"linnet: {PATH} is missing; `pip install .` builds it, or put build/python of a build with "
             "-DLINNET_TORCH=ON first in PYTHONPATH"
         )
     torch.ops.load_library(str(PATH))
