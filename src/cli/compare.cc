@@ -89,7 +89,11 @@ void print_json(const compare::Comparison& c) {
   w.member("other_load", c.other_load).key("variants").begin_array();
   for (const VariantResult& v : c.variants) {
     w.begin_object().member("name", v.name).member("operator", v.op->name).member("options", v.options);
-    w.member("implementation", v.impl).member("causal", v.causal).member("error", v.error).member("cosine", v.cosine);
+    w.member("implementation", v.impl)
+        .member("causal", v.causal)
+        .member("repeated_heads", v.repeated_heads)
+        .member("error", v.error)
+        .member("cosine", v.cosine);
     w.key("seconds").begin_object().member("median", v.time.median).member("min", v.time.best);
     w.member("p90", v.time.p90).end_object().member("flops", v.flops).member("workspace_bytes", v.workspace_bytes);
     w.key("state_bytes");

@@ -26,9 +26,10 @@ struct Tensor {
   }
 };
 
-// q, k, v of one length, a place for the output, and a workspace: all variants share them.
+// q, k, v of one length, a place for the output, and a workspace: all variants share them. Of grouped heads there is a second
+// k and v with every head repeated, for operators that take as many key heads as query heads.
 struct Tensors {
-  Tensor q, k, v, out;
+  Tensor q, k, v, repeated_k, repeated_v, out;
   bench::Memory workspace;
   int64_t workspace_bytes = 0;
 
@@ -36,13 +37,21 @@ struct Tensors {
       : q(shape_of({in.B, in.T, in.H, in.K}), dtype),
         k(shape_of({in.B, in.T, in.Hkv, in.K}), dtype),
         v(shape_of({in.B, in.T, in.Hkv, in.V}), dtype),
-        out(shape_of({in.B, in.T, in.H, in.V}), dtype) {}
+        out(shape_of({in.B, in.T, in.H, in.V}), dtype) {
+    if (in.H == in.Hkv) return;
+    repeated_k = Tensor(shape_of({in.B, in.T, in.H, in.K}), dtype);
+    repeated_v = Tensor(shape_of({in.B, in.T, in.H, in.V}), dtype);
+  }
   void load(const Layer& layer) {
     bench::write_values(q.view, 0, q.view.elements(), layer.q.data());
     bench::write_values(k.view, 0, k.view.elements(), layer.k.data());
     bench::write_values(v.view, 0, v.view.elements(), layer.v.data());
+    if (repeated_k.view.given()) repeat(layer.k, k.view.size[2], repeated_k.view);
+    if (repeated_v.view.given()) repeat(layer.v, v.view.size[2], repeated_v.view);
   }
-  Sources sources() const { return {q.view, k.view, v.view}; }
+  Sources sources(bool repeated) const {
+    return {q.view, repeated ? repeated_k.view : k.view, repeated ? repeated_v.view : v.view};
+  }
   std::vector<double> output() const {
     std::vector<double> values(static_cast<size_t>(out.view.elements()));
     bench::read_values(out.view, 0, out.view.elements(), values.data());
@@ -51,15 +60,22 @@ struct Tensors {
 
  private:
   static View shape_of(std::initializer_list<int64_t> sizes) { return View::dense(nullptr, Dtype::f64, sizes); }
+  static void repeat(const std::vector<double>& values, int64_t heads, const View& to) {
+    const int64_t width = to.size[3], all = to.size[2];
+    for (int64_t row = 0; row < to.size[0] * to.size[1] * all; ++row) {  // query head h reads key head h / (H / Hkv)
+      const int64_t from = row / all * heads + row % all / (all / heads);
+      bench::write_values(to, row * width, width, values.data() + from * width);
+    }
+  }
 };
 
 // A variant bound to tensors.
 class Attention {
  public:
-  static Status make(const Op& op, const std::string& words, bool causal, const Context& context, Tensors* tensors,
-                     std::unique_ptr<Attention>* attention) {
+  static Status make(const Op& op, const std::string& words, bool causal, bool repeated, const Context& context,
+                     Tensors* tensors, std::unique_ptr<Attention>* attention) {
     attention->reset(new Attention(op, words, context, tensors));
-    return (*attention)->prepare(causal);
+    return (*attention)->prepare(causal, repeated);
   }
   void load() { binding_.fill(); }  // what is made from q, k and v
   Status run() {
@@ -74,9 +90,9 @@ class Attention {
  private:
   Attention(const Op& op, const std::string& words, const Context& context, Tensors* tensors)
       : binding_(op, words), call_(op), context_(context), tensors_(tensors) {}
-  Status prepare(bool causal) {
+  Status prepare(bool causal, bool repeated) {
     Dims dims;
-    LINNET_TRY(binding_.bind(tensors_->sources(), causal, false, &call_, &dims));
+    LINNET_TRY(binding_.bind(tensors_->sources(repeated), causal, false, &call_, &dims));
     LINNET_TRY(call_.prepare());
     View out;
     LINNET_TRY(call_.output_view("out", &out));
@@ -252,7 +268,7 @@ Status compare(Input input, const Settings& settings, Comparison* result) {
     HeadError average;
     Tensors tensors(in, Dtype::f64);
     std::unique_ptr<Attention> attention;
-    LINNET_TRY(Attention::make(*find_op("softmax"), "", causal, context, &tensors, &attention));
+    LINNET_TRY(Attention::make(*find_op("softmax"), "", causal, false, context, &tensors, &attention));
     for (const Layer& layer : in.layers) {
       tensors.load(layer);
       LINNET_TRY(attention->run());
@@ -265,6 +281,8 @@ Status compare(Input input, const Settings& settings, Comparison* result) {
     if (causal == in.causal) result->average_error = std::sqrt(average.errors / average.squares);
   }
 
+  Input repeated = in;  // its sizes, for operators without grouped heads
+  repeated.Hkv = in.H;
   for (const Op* op : all_ops()) {
     for (const Variant& variant : op->variants) {
       const std::string name = op->name + (variant.name.empty() ? "" : " " + variant.name);
@@ -277,16 +295,19 @@ Status compare(Input input, const Settings& settings, Comparison* result) {
       v.options = variant.options;
       v.causal = binding.causal(in.causal);
       double near = 0, far = 0;
-      if (const Status refused = flops_at(*op, variant.options, in, v.causal, settings.dtype, kFarLength, &near);
-          !refused.ok()) {
+      Status refused = flops_at(*op, variant.options, in, v.causal, settings.dtype, kFarLength, &near);
+      v.repeated_heads = !refused.ok() && in.Hkv != in.H;
+      const Input& taken = v.repeated_heads ? repeated : in;
+      if (v.repeated_heads) refused = flops_at(*op, variant.options, taken, v.causal, settings.dtype, kFarLength, &near);
+      if (!refused.ok()) {
         const std::string& reason = refused.message();  // "monarch: steps is 3, expected 1 when causal"
         result->left_out.push_back(name + reason.substr(reason.find(':')));
         continue;
       }
-      LINNET_TRY(flops_at(*op, variant.options, in, v.causal, settings.dtype, 2 * kFarLength, &far));
+      LINNET_TRY(flops_at(*op, variant.options, taken, v.causal, settings.dtype, 2 * kFarLength, &far));
       v.exponent = near > 0 ? std::log2(far / near) : 0;
-      v.state_bytes = state_bytes(*op, variant.options, in, settings.dtype, in.T);
-      v.state_grows = state_bytes(*op, variant.options, in, settings.dtype, 2 * in.T) != v.state_bytes;
+      v.state_bytes = state_bytes(*op, variant.options, taken, settings.dtype, in.T);
+      v.state_grows = state_bytes(*op, variant.options, taken, settings.dtype, 2 * in.T) != v.state_bytes;
       const Impl* impl;
       LINNET_TRY(choose_impl(*op, Pass::forward, context, &impl));
       v.impl = impl->name;
@@ -322,7 +343,7 @@ Status compare(Input input, const Settings& settings, Comparison* result) {
         const double growth = n < 2 ? 4 : v.times[n - 1].second / v.times[n - 2].second;
         if (v.times.back().first * 2 != T || v.times.back().second * growth > settings.longest_seconds) continue;
       }
-      LINNET_TRY(Attention::make(*v.op, v.options, v.causal, context, &tensors, &ready[i]));
+      LINNET_TRY(Attention::make(*v.op, v.options, v.causal, v.repeated_heads, context, &tensors, &ready[i]));
       if (first) {
         LINNET_TRY(measure_errors(*result, exact[v.causal], &tensors, ready[i].get(), &v));
         v.flops = ready[i]->flops();

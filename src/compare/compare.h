@@ -54,9 +54,10 @@ struct Settings {
 
 struct VariantResult {
   const Op* op = nullptr;
-  std::string variant, name;  // "elu1", "linear elu1"
-  std::string options;        // what differs from the defaults (binding.h)
-  bool causal = false;        // a token sees no later one: its error is against exact attention of that kind
+  std::string variant, name;    // "elu1", "linear elu1"
+  std::string options;          // what differs from the defaults (binding.h)
+  bool causal = false;          // a token sees no later one: its error is against exact attention of that kind
+  bool repeated_heads = false;  // the operator takes no grouped heads: every key head was repeated for its query heads
   std::string impl;
   double error = 0;                              // RMS error / RMS of exact softmax attention, over all layers
   double cosine = 0;                             // mean over tokens and heads of the angle's cosine between the two outputs

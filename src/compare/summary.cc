@@ -77,6 +77,13 @@ std::vector<std::string> summary(const Comparison& c) {
   if (causal != nullptr)
     text.push_back("Of those that see the past alone the closest to softmax that does is " + describe(*causal));
 
+  const auto repeated = std::count_if(c.variants.begin(), c.variants.end(), [](const auto& v) { return v.repeated_heads; });
+  if (repeated > 0) {
+    text.push_back(std::to_string(repeated) + " of them take no grouped heads: each of the " + std::to_string(c.input.Hkv) +
+                   " key heads was repeated for its query heads, and their times, states and workspace are those of " +
+                   std::to_string(c.input.H) + ".");
+  }
+
   text.push_back("For scale: the plain average of the values, which looks at nothing, is off by " +
                  percent_text(c.average_error) + ".");
 

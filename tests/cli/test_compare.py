@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import math
 import os
 import pathlib
 import resource
@@ -23,13 +24,13 @@ def linnet(*words, code=0):
 
 
 def write_safetensors(path, tensors, metadata=None):
-    """tensors: name -> shape; float32 values that differ from each other."""
+    """tensors: name -> shape, with float32 values that differ from each other, or (shape, values)."""
     header, data = ({"__metadata__": metadata} if metadata else {}), b""
     for name, shape in tensors.items():
-        count = 1
-        for n in shape:
-            count *= n
-        values = struct.pack(f"<{count}f", *(((7 * i + len(name)) % 11 - 5) / 4 for i in range(count)))
+        shape, values = shape if isinstance(shape, tuple) else (shape, None)
+        count = math.prod(shape)
+        values = values or [((7 * i + len(name)) % 11 - 5) / 4 for i in range(count)]
+        values = struct.pack(f"<{count}f", *values)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
         data += values
     text = json.dumps(header).encode()
@@ -109,6 +110,21 @@ def test_own_input(tmp_path, tensors):
     result = json.loads(linnet(*QUICK, "--input", path, "--json").stdout)
     assert result["input"]["causal"] and result["input"]["H"] == 4
     assert result["variants"][0]["error"] < 1e-5
+
+
+def test_grouped_heads_are_repeated_where_an_operator_takes_none(tmp_path):
+    def errors(tensors):
+        path = write_safetensors(tmp_path / "input.safetensors", tensors)
+        result = json.loads(linnet(*QUICK, "--input", path, "--json").stdout)
+        assert not result["left_out"]
+        return {v["name"]: v["error"] for v in result["variants"]}, {v["name"] for v in result["variants"] if v["repeated_heads"]}
+    rows = [(17 * i % 11 - 5) / 4 for i in range(2 * 2 * 8)]  # [2, 2 heads, 8]
+    heads = [row for t in (0, 16) for row in 2 * rows[t:t + 8] + 2 * rows[t + 8:t + 16]]  # each head twice
+    values = {"q": ([2, 4, 8], [(23 * i % 13 - 6) / 5 for i in range(64)]), "k": ([2, 2, 8], rows), "v": ([2, 2, 8], rows)}
+    grouped, repeated = errors(values)
+    alike, none = errors({**values, "k": ([2, 4, 8], heads), "v": ([2, 4, 8], heads)})
+    assert not none and {"monarch", "taylor_exact"} <= repeated and not {"softmax exact", "linear elu1"} & repeated
+    assert grouped == pytest.approx(alike, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("tensors, metadata, piece", [
