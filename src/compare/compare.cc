@@ -171,6 +171,9 @@ int64_t state_bytes(const Op& op, const std::string& words, const Input& in, Dty
 // Sums over tokens and channels of one head.
 struct HeadError {
   double squares = 0, errors = 0, cosines = 0;
+  double relative() const {
+    return errors == 0 ? 0 : std::sqrt(errors / squares);
+  }  // of a head that gives nothing: 0 or infinite
 };
 
 std::vector<HeadError> head_errors(const Input& in, const std::vector<double>& got, const std::vector<double>& exact) {
@@ -225,13 +228,13 @@ Status measure_errors(const Comparison& c, const std::vector<std::vector<double>
     LINNET_TRY(attention->run());
     result->head_errors.emplace_back();
     for (const HeadError& head : head_errors(c.input, tensors->output(), exact[l])) {
-      result->head_errors.back().push_back(std::sqrt(head.errors / head.squares));
+      result->head_errors.back().push_back(head.relative());
       all.squares += head.squares;
       all.errors += head.errors;
       all.cosines += head.cosines;
     }
   }
-  result->error = std::sqrt(all.errors / all.squares);
+  result->error = all.relative();
   result->cosine =
       all.cosines / static_cast<double>(c.input.B * c.input.T * c.input.H) / static_cast<double>(c.input.layers.size());
   return {};
@@ -278,7 +281,10 @@ Status compare(Input input, const Settings& settings, Comparison* result) {
         average.squares += head.squares;
       }
     }
-    if (causal == in.causal) result->average_error = std::sqrt(average.errors / average.squares);
+    if (average.squares == 0) {
+      return bad_input("compare: " + in.source + ": exact attention gives 0 everywhere, there is nothing to compare with");
+    }
+    if (causal == in.causal) result->average_error = average.relative();
   }
 
   Input repeated = in;  // its sizes, for operators without grouped heads

@@ -75,7 +75,7 @@ std::vector<size_t> closest_of_each(const Comparison& c) {
                                    [&](size_t j) { return c.variants[j].op->mechanism == c.variants[i].op->mechanism; });
     if (same == list.end()) {
       list.push_back(i);
-    } else if (*same != 0 && c.variants[i].error < c.variants[*same].error) {  // 0: exact softmax itself
+    } else if (*same != 0 && !(c.variants[i].error >= c.variants[*same].error)) {  // 0: exact softmax itself
       *same = i;
     }
   }

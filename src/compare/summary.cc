@@ -51,7 +51,7 @@ std::vector<std::string> summary(const Comparison& c) {
   // Cheaper in the long run, by the declared cost; of these the closest and the fastest at the longest length of `exact`.
   const VariantResult *closest = nullptr, *fastest = nullptr, *causal = nullptr;
   for (const VariantResult& v : c.variants) {
-    if (v.exponent > exact.exponent - 0.2) continue;
+    if (v.exponent > exact.exponent - 0.2 || !std::isfinite(v.error)) continue;
     if (v.causal != exact.causal) {
       if (causal == nullptr || v.error < causal->error) causal = &v;
       continue;

@@ -219,7 +219,7 @@ std::string heat_color(double part) {
   static constexpr double kStops[][3] = {{0x2a, 0x18, 0x5c}, {0x3b, 0x4b, 0x8a}, {0x2a, 0x78, 0x8e},
                                          {0x22, 0xa8, 0x84}, {0x7a, 0xd1, 0x51}, {0xfd, 0xe7, 0x25}};
   constexpr int kLast = 5;
-  const double at = std::clamp(part, 0.0, 1.0) * kLast;
+  const double at = (std::isnan(part) ? 1 : std::clamp(part, 0.0, 1.0)) * kLast;
   const int i = std::min(static_cast<int>(at), kLast - 1);
   char text[16];
   int rgb[3];
@@ -236,7 +236,18 @@ std::string open_svg(int width, int height, const std::string& name) {
 
 }  // namespace
 
-std::string draw(const Chart& chart) {
+std::string draw(const Chart& given) {
+  Chart chart = given;  // without what has no place: numbers that are not finite
+  for (ChartLine& line : chart.lines) {
+    for (size_t i = line.points.size(); i-- > 0;) {
+      if (std::isfinite(line.points[i].first) && std::isfinite(line.points[i].second)) continue;
+      line.points.erase(line.points.begin() + static_cast<std::ptrdiff_t>(i));
+      if (i < line.titles.size()) line.titles.erase(line.titles.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  chart.levels.erase(
+      std::remove_if(chart.levels.begin(), chart.levels.end(), [](const auto& level) { return !std::isfinite(level.first); }),
+      chart.levels.end());
   constexpr double kLeft = 78, kTop = 14, kBottom = 52;
   double right = 20;  // lines have their labels beside the frame, marks inside
   for (const ChartLine& line : chart.lines) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "report/chart.h"
 
@@ -71,6 +72,22 @@ TEST(Chart, one_point_and_no_point_give_finite_coordinates) {
   chart.lines.push_back({.label = "a", .points = {{3, 0}}});
   EXPECT_EQ(draw(chart).find("nan"), std::string::npos);
   EXPECT_EQ(draw(chart).find("inf"), std::string::npos);
+}
+
+TEST(Chart, numbers_that_are_not_finite_have_no_place) {
+  const double nan = std::nan(""), infinite = std::numeric_limits<double>::infinity();
+  Chart chart;
+  chart.lines.push_back({.label = "a", .points = {{1, nan}, {2, 3}, {infinite, 4}}, .titles = {"first", "second", "third"}});
+  chart.levels.emplace_back(nan, "a level");
+  const std::string svg = draw(chart);
+  EXPECT_EQ(count(svg, "<circle"), 1);
+  EXPECT_NE(svg.find("second"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  HeatStrip strip;
+  strip.rows = strip.columns = {"a"};
+  strip.groups = {{"layer", 1}};
+  strip.values = {{nan}};
+  EXPECT_NE(draw(strip).find("#fde725"), std::string::npos);  // as a large error
 }
 
 TEST(HeatStrip, one_cell_per_value) {

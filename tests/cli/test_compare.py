@@ -158,6 +158,18 @@ def test_bad_input_is_told_in_one_sentence(words, piece):
     assert piece in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
+def test_results_that_are_not_finite_or_nothing_have_a_page(tmp_path):
+    """Overflow in f16, and a head whose values are 0."""
+    values = [(5 * i % 11 - 5) / 4 for i in range(6 * 2 * 8)]
+    huge, pruned = [1e5 * x for x in values], [x if i // 8 % 2 else 0.0 for i, x in enumerate(values)]
+    for v, words in ((huge, ["--dtype", "f16"]), (pruned, [])):
+        path = write_safetensors(tmp_path / "input.safetensors", {name: ([6, 2, 8], v if name == "v" else values) for name in "qkv"})
+        done = linnet(*QUICK, "--input", path, "--html", str(tmp_path / "page.html"), *words)
+        assert "softmax exact" in done.stdout and (tmp_path / "page.html").read_text().endswith("</html>\n")
+    path = write_safetensors(tmp_path / "input.safetensors", {**dict.fromkeys("qk", [6, 2, 8]), "v": ([6, 2, 8], [0.0] * 96)})
+    assert "exact attention gives 0 everywhere, there is nothing to compare with" in linnet(*QUICK, "--input", path, code=2).stderr
+
+
 def test_a_page_that_does_not_fit_takes_no_number_along(tmp_path):
     tensors = {name: [20, 4, 8] for name in "qkv"}
     path, page = write_safetensors(tmp_path / "input.safetensors", tensors), tmp_path / "page.html"
