@@ -9,6 +9,8 @@ equation, `linnet.info("softmax")` the declaration. They work with autograd, tor
 
 import copy
 import difflib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ._gate import with_gate
 from ._library import DECLARATIONS, VERSION
@@ -18,6 +20,10 @@ from ._transformers import register_with_transformers
 __version__ = VERSION
 __all__ = ["info", "list_ops", "register_with_transformers", "with_gate", *FUNCTIONS]
 globals().update(FUNCTIONS)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., Any]: ...  # the operators, which type checkers cannot see
 
 
 def list_ops():

@@ -181,6 +181,11 @@ class TorchCall {
   void set(const std::string& name, Tensor tensor, bool broadcast = false, bool mutated = false) {
     if (!tensor.defined()) throw std::runtime_error(op_.name + ": " + name + " is None, expected a tensor");
     const Dtype dtype = dtype_of(op_, name, tensor);
+    const TensorDecl* decl = op_.find_input(name);
+    if (tensor.scalar_type() == ScalarType::Bool && decl != nullptr && decl->element != Element::mask) {
+      throw std::runtime_error(op_.name + ": " + name + " is bool, expected " +
+                               (decl->element == Element::index ? "int64 or int32" : "a floating-point type"));
+    }
     const int64_t rank = tensor.dim();
     if (rank > kMaxRank) {
       throw std::runtime_error(op_.name + ": " + name + " has " + std::to_string(rank) + " dimensions, expected at most " +

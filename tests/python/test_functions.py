@@ -247,6 +247,11 @@ WRONG = {
         "linnet::softmax() Expected a value of type 'Tensor' for argument 'v'",
     ),
     "block": (lambda: linnet.monarch(q4, q4, q4, block=0), RuntimeError, "monarch: block is 0, expected at least 1"),
+    "boolean bias": (
+        lambda: linnet.softmax(q4, q4, q4, bias=torch.ones(5, 5, dtype=torch.bool)),
+        RuntimeError,
+        "softmax: bias is bool, expected a floating-point type",
+    ),
     "huge block": (
         lambda: linnet.monarch(q4, q4, q4, block=2**62),
         RuntimeError,
@@ -487,6 +492,11 @@ def test_import_needs_nothing_but_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(PATH.parents[1])}
     ).stdout
     assert loaded.split() == ["linnet"]
+
+
+def test_type_checkers_are_told_of_the_operators():
+    code = "import torch, typing; typing.TYPE_CHECKING = True; import linnet; typing.get_type_hints(linnet.__getattr__)['return']"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(PATH.parents[1])})
 
 
 def test_gate_on_any_read():
