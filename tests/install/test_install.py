@@ -1,5 +1,6 @@
 """cmake --install serves programs out of the tree: find_package from C++, a shared and a static library from C99."""
 
+import json
 import os
 import pathlib
 import re
@@ -28,6 +29,19 @@ def test_cpp_example_finds_the_package(prefix, tmp_path):
     run("cmake", "-S", ROOT / "examples/cpp", "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", tmp_path)
     assert run(tmp_path / "attention")
+
+
+def test_every_operator_is_a_function(prefix, tmp_path):
+    names = []
+    for op in json.loads(run(prefix / "bin/linnet", "list", "--json"))["operators"]:
+        name = op["name"]
+        names += ["inline_attention" if name == "inline" else name, name + "_workspace"] + [name + "_backward"] * op["backward"]
+    taken = "".join(f"  used += (void*)&linnet::{name} != nullptr;\n" for name in names)
+    program = f"#include <linnet/linnet.h>\nint main() {{\n  int used = 0;\n{taken}  return used == {len(names)} ? 0 : 1;\n}}\n"
+    (tmp_path / "program.cc").write_text(program)
+    run("c++", "-std=c++20", "-w", f"-I{prefix}/include", tmp_path / "program.cc", f"-L{prefix}/lib", "-llinnet", "-lpthread", "-ldl",
+        "-o", tmp_path / "program")
+    run(tmp_path / "program")
 
 
 @pytest.mark.parametrize("libraries", [["-llinnet_c"], ["-llinnet", "-lstdc++", "-lpthread", "-lm"]], ids=["shared", "static"])

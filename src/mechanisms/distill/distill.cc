@@ -350,4 +350,48 @@ const Op& distill_window_op() {
 }
 // clang-format on
 
+Status distill(const DistillArgs& args, const DistillOut& out, const Context& context) {
+  return run(distill_op(), Pass::forward, &args, &out, nullptr, context);
+}
+Status distill_backward(const DistillArgs& args, const DistillOut& out, const DistillGrads& grads, const Context& context) {
+  return run(distill_op(), Pass::backward, &args, &out, &grads, context);
+}
+int64_t distill_workspace(const DistillArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(distill_op(), pass, &args, context);
+}
+Status distill_decode(const DistillDecodeArgs& args, const DistillDecodeOut& out, const Context& context) {
+  return run(distill_decode_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t distill_decode_workspace(const DistillDecodeArgs& args, const Context& context) {
+  return workspace_bytes(distill_decode_op(), Pass::forward, &args, context);
+}
+Status distill_dof(const DistillDofArgs& args, const DistillDofOut& out, const Context& context) {
+  return run(distill_dof_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t distill_dof_workspace(const DistillDofArgs& args, const Context& context) {
+  return workspace_bytes(distill_dof_op(), Pass::forward, &args, context);
+}
+Status distill_alloc(const DistillAllocArgs& args, const DistillAllocOut& out, const Context& context) {
+  return run(distill_alloc_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t distill_alloc_workspace(const DistillAllocArgs& args, const Context& context) {
+  return workspace_bytes(distill_alloc_op(), Pass::forward, &args, context);
+}
+Status distill_balance(const DistillBalanceArgs& args, const DistillBalanceOut& out, const Context& context) {
+  return run(distill_balance_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t distill_balance_workspace(const DistillBalanceArgs& args, const Context& context) {
+  return workspace_bytes(distill_balance_op(), Pass::forward, &args, context);
+}
+Status distill_window(const DistillWindowArgs& args, const DistillWindowOut& out, const Context& context) {
+  return run(distill_window_op(), Pass::forward, &args, &out, nullptr, context);
+}
+Status distill_window_backward(const DistillWindowArgs& args, const DistillWindowOut& out, const DistillWindowGrads& grads,
+                               const Context& context) {
+  return run(distill_window_op(), Pass::backward, &args, &out, &grads, context);
+}
+int64_t distill_window_workspace(const DistillWindowArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(distill_window_op(), pass, &args, context);
+}
+
 }  // namespace linnet

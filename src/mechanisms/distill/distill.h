@@ -31,6 +31,9 @@ struct DistillGrads {
   View dout, dq, dk, dv, dz, dalpha, dkey_logw;
 };
 const Op& distill_op();
+Status distill(const DistillArgs& args, const DistillOut& out, const Context& context);
+Status distill_backward(const DistillArgs& args, const DistillOut& out, const DistillGrads& grads, const Context& context);
+int64_t distill_workspace(const DistillArgs& args, Pass pass, const Context& context);
 
 // One or few tokens; per feature the running maximum c of l(k), and S, n in units of exp(c).
 struct DistillDecodeArgs {
@@ -47,6 +50,8 @@ struct DistillDecodeOut {
 };
 struct DistillDecodeGrads {};
 const Op& distill_decode_op();
+Status distill_decode(const DistillDecodeArgs& args, const DistillDecodeOut& out, const Context& context);
+int64_t distill_decode_workspace(const DistillDecodeArgs& args, const Context& context);
 
 // Degrees of freedom of the kernel exp(x.y / sqrt D) (softmax) or exp(-|x-y|^2 / (2 sqrt D)) (gauss) on samples, in double.
 struct DistillDofArgs {
@@ -64,6 +69,8 @@ struct DistillDofOut {
 };
 struct DistillDofGrads {};
 const Op& distill_dof_op();
+Status distill_dof(const DistillDofArgs& args, const DistillDofOut& out, const Context& context);
+int64_t distill_dof_workspace(const DistillDofArgs& args, const Context& context);
 
 // Dimensions per layer under a budget.
 struct DistillAllocArgs {
@@ -79,6 +86,8 @@ struct DistillAllocOut {
 };
 struct DistillAllocGrads {};
 const Op& distill_alloc_op();
+Status distill_alloc(const DistillAllocArgs& args, const DistillAllocOut& out, const Context& context);
+int64_t distill_alloc_workspace(const DistillAllocArgs& args, const Context& context);
 
 // The exact symmetries of softmax attention that make its kernel easiest for features, and attention with and without them.
 struct DistillBalanceArgs {
@@ -98,6 +107,8 @@ struct DistillBalanceOut {
 };
 struct DistillBalanceGrads {};
 const Op& distill_balance_op();
+Status distill_balance(const DistillBalanceArgs& args, const DistillBalanceOut& out, const Context& context);
+int64_t distill_balance_workspace(const DistillBalanceArgs& args, const Context& context);
 
 // Hybrids of a softmax window with hedgehog features, and statistics of causal softmax heads.
 struct DistillWindowArgs {
@@ -119,6 +130,10 @@ struct DistillWindowGrads {
   View dq, dk, dv, dwq, dwk, dwindow_factor;
 };
 const Op& distill_window_op();
+Status distill_window(const DistillWindowArgs& args, const DistillWindowOut& out, const Context& context);
+Status distill_window_backward(const DistillWindowArgs& args, const DistillWindowOut& out, const DistillWindowGrads& grads,
+                               const Context& context);
+int64_t distill_window_workspace(const DistillWindowArgs& args, Pass pass, const Context& context);
 
 LINNET_KERNELS(distill, DistillArgs, DistillOut, DistillGrads)
 LINNET_KERNELS(distill_decode, DistillDecodeArgs, DistillDecodeOut, DistillDecodeGrads)

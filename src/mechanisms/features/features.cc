@@ -299,5 +299,8 @@ int64_t features_workspace(const FeaturesArgs& args, Pass pass, const Context& c
 Status features_decode(const FeaturesDecodeArgs& args, const FeaturesDecodeOut& out, const Context& context) {
   return run(features_decode_op(), Pass::forward, &args, &out, nullptr, context);
 }
+int64_t features_decode_workspace(const FeaturesDecodeArgs& args, const Context& context) {
+  return workspace_bytes(features_decode_op(), Pass::forward, &args, context);
+}
 
 }  // namespace linnet

@@ -96,6 +96,7 @@ struct FeaturesDecodeOut {
 struct FeaturesDecodeGrads {};
 const Op& features_decode_op();
 Status features_decode(const FeaturesDecodeArgs& args, const FeaturesDecodeOut& out, const Context& context);
+int64_t features_decode_workspace(const FeaturesDecodeArgs& args, const Context& context);
 
 LINNET_KERNELS(features, FeaturesArgs, FeaturesOut, FeaturesGrads)
 LINNET_KERNELS(features_decode, FeaturesDecodeArgs, FeaturesDecodeOut, FeaturesDecodeGrads)

@@ -153,5 +153,21 @@ Status inline_backward(const InlineArgs& args, const InlineOut& out, const Inlin
 int64_t inline_workspace(const InlineArgs& args, Pass pass, const Context& context) {
   return workspace_bytes(inline_op(), pass, &args, context);
 }
+Status inline_residual(const InlineResidualArgs& args, const InlineResidualOut& out, const Context& context) {
+  return run(inline_residual_op(), Pass::forward, &args, &out, nullptr, context);
+}
+Status inline_residual_backward(const InlineResidualArgs& args, const InlineResidualOut& out, const InlineResidualGrads& grads,
+                                const Context& context) {
+  return run(inline_residual_op(), Pass::backward, &args, &out, &grads, context);
+}
+int64_t inline_residual_workspace(const InlineResidualArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(inline_residual_op(), pass, &args, context);
+}
+Status inline_decode(const InlineDecodeArgs& args, const InlineDecodeOut& out, const Context& context) {
+  return run(inline_decode_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t inline_decode_workspace(const InlineDecodeArgs& args, const Context& context) {
+  return workspace_bytes(inline_decode_op(), Pass::forward, &args, context);
+}
 
 }  // namespace linnet

@@ -60,6 +60,10 @@ struct InlineResidualGrads {
   View dout, dq, dk, dv, dpooled, dw1, db1, dw2, db2;
 };
 const Op& inline_residual_op();
+Status inline_residual(const InlineResidualArgs& args, const InlineResidualOut& out, const Context& context);
+Status inline_residual_backward(const InlineResidualArgs& args, const InlineResidualOut& out, const InlineResidualGrads& grads,
+                                const Context& context);
+int64_t inline_residual_workspace(const InlineResidualArgs& args, Pass pass, const Context& context);
 
 // One or few tokens of the causal form; the statistics are read and overwritten.
 struct InlineDecodeArgs {
@@ -76,6 +80,8 @@ struct InlineDecodeOut {
 };
 struct InlineDecodeGrads {};
 const Op& inline_decode_op();
+Status inline_decode(const InlineDecodeArgs& args, const InlineDecodeOut& out, const Context& context);
+int64_t inline_decode_workspace(const InlineDecodeArgs& args, const Context& context);
 
 LINNET_KERNELS(inline, InlineArgs, InlineOut, InlineGrads)
 LINNET_KERNELS(inline_residual, InlineResidualArgs, InlineResidualOut, InlineResidualGrads)

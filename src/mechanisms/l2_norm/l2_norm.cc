@@ -40,5 +40,8 @@ Status l2_norm(const L2NormArgs& args, const L2NormOut& out, const Context& cont
 Status l2_norm_backward(const L2NormArgs& args, const L2NormOut& out, const L2NormGrads& grads, const Context& context) {
   return run(l2_norm_op(), Pass::backward, &args, &out, &grads, context);
 }
+int64_t l2_norm_workspace(const L2NormArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(l2_norm_op(), pass, &args, context);
+}
 
 }  // namespace linnet

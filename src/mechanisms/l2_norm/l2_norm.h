@@ -21,6 +21,7 @@ struct L2NormGrads {
 const Op& l2_norm_op();
 Status l2_norm(const L2NormArgs& args, const L2NormOut& out, const Context& context);
 Status l2_norm_backward(const L2NormArgs& args, const L2NormOut& out, const L2NormGrads& grads, const Context& context);
+int64_t l2_norm_workspace(const L2NormArgs& args, Pass pass, const Context& context);
 
 LINNET_KERNELS(l2_norm, L2NormArgs, L2NormOut, L2NormGrads)
 LINNET_CUDA_KERNELS(l2_norm, L2NormArgs, L2NormOut, L2NormGrads)

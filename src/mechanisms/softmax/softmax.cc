@@ -286,5 +286,8 @@ Status softmax_merge_backward(const SoftmaxMergeArgs& args, const SoftmaxOut& ou
                               const Context& context) {
   return run(softmax_merge_op(), Pass::backward, &args, &out, &grads, context);
 }
+int64_t softmax_merge_workspace(const SoftmaxMergeArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(softmax_merge_op(), pass, &args, context);
+}
 
 }  // namespace linnet

@@ -99,6 +99,7 @@ const Op& softmax_merge_op();
 Status softmax_merge(const SoftmaxMergeArgs& args, const SoftmaxOut& out, const Context& context);
 Status softmax_merge_backward(const SoftmaxMergeArgs& args, const SoftmaxOut& out, const SoftmaxMergeGrads& grads,
                               const Context& context);
+int64_t softmax_merge_workspace(const SoftmaxMergeArgs& args, Pass pass, const Context& context);
 
 LINNET_KERNELS(softmax, SoftmaxArgs, SoftmaxOut, SoftmaxGrads)
 LINNET_KERNELS(softmax_decode, SoftmaxDecodeArgs, SoftmaxOut, SoftmaxNoGrads)

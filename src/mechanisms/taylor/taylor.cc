@@ -226,4 +226,51 @@ const Op& taylor_decode_op() {
 }
 // clang-format on
 
+Status taylor_exact(const TaylorExactArgs& args, const TaylorOut& out, const Context& context) {
+  return run(taylor_exact_op(), Pass::forward, &args, &out, nullptr, context);
+}
+Status taylor_exact_backward(const TaylorExactArgs& args, const TaylorOut& out, const TaylorExactGrads& grads,
+                             const Context& context) {
+  return run(taylor_exact_op(), Pass::backward, &args, &out, &grads, context);
+}
+int64_t taylor_exact_workspace(const TaylorExactArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(taylor_exact_op(), pass, &args, context);
+}
+Status taylor_compact(const TaylorCompactArgs& args, const TaylorOut& out, const Context& context) {
+  return run(taylor_compact_op(), Pass::forward, &args, &out, nullptr, context);
+}
+Status taylor_compact_backward(const TaylorCompactArgs& args, const TaylorOut& out, const TaylorCompactGrads& grads,
+                               const Context& context) {
+  return run(taylor_compact_op(), Pass::backward, &args, &out, &grads, context);
+}
+int64_t taylor_compact_workspace(const TaylorCompactArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(taylor_compact_op(), pass, &args, context);
+}
+Status taylor_compact_l2(const TaylorCompactL2Args& args, const TaylorOut& out, const Context& context) {
+  return run(taylor_compact_l2_op(), Pass::forward, &args, &out, nullptr, context);
+}
+Status taylor_compact_l2_backward(const TaylorCompactL2Args& args, const TaylorOut& out, const TaylorCompactL2Grads& grads,
+                                  const Context& context) {
+  return run(taylor_compact_l2_op(), Pass::backward, &args, &out, &grads, context);
+}
+int64_t taylor_compact_l2_workspace(const TaylorCompactL2Args& args, Pass pass, const Context& context) {
+  return workspace_bytes(taylor_compact_l2_op(), pass, &args, context);
+}
+Status taylor_qt_layer(const TaylorQtArgs& args, const TaylorQtOut& out, const Context& context) {
+  return run(taylor_qt_layer_op(), Pass::forward, &args, &out, nullptr, context);
+}
+Status taylor_qt_layer_backward(const TaylorQtArgs& args, const TaylorQtOut& out, const TaylorQtGrads& grads,
+                                const Context& context) {
+  return run(taylor_qt_layer_op(), Pass::backward, &args, &out, &grads, context);
+}
+int64_t taylor_qt_layer_workspace(const TaylorQtArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(taylor_qt_layer_op(), pass, &args, context);
+}
+Status taylor_decode(const TaylorDecodeArgs& args, const TaylorDecodeOut& out, const Context& context) {
+  return run(taylor_decode_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t taylor_decode_workspace(const TaylorDecodeArgs& args, const Context& context) {
+  return workspace_bytes(taylor_decode_op(), Pass::forward, &args, context);
+}
+
 }  // namespace linnet

@@ -34,6 +34,10 @@ struct TaylorExactGrads {
   View dout, dq, dk, dv;
 };
 const Op& taylor_exact_op();
+Status taylor_exact(const TaylorExactArgs& args, const TaylorOut& out, const Context& context);
+Status taylor_exact_backward(const TaylorExactArgs& args, const TaylorOut& out, const TaylorExactGrads& grads,
+                             const Context& context);
+int64_t taylor_exact_workspace(const TaylorExactArgs& args, Pass pass, const Context& context);
 
 struct TaylorCompactArgs {
   View q, k, v, key_mask;
@@ -46,6 +50,10 @@ struct TaylorCompactGrads {
   View dout, dq, dk, dv, dalpha, dbeta, dgamma;
 };
 const Op& taylor_compact_op();
+Status taylor_compact(const TaylorCompactArgs& args, const TaylorOut& out, const Context& context);
+Status taylor_compact_backward(const TaylorCompactArgs& args, const TaylorOut& out, const TaylorCompactGrads& grads,
+                               const Context& context);
+int64_t taylor_compact_workspace(const TaylorCompactArgs& args, Pass pass, const Context& context);
 
 struct TaylorCompactL2Args {
   View q, k, v, key_mask;
@@ -57,6 +65,10 @@ struct TaylorCompactL2Grads {
   View dout, dq, dk, dv, dconstant;
 };
 const Op& taylor_compact_l2_op();
+Status taylor_compact_l2(const TaylorCompactL2Args& args, const TaylorOut& out, const Context& context);
+Status taylor_compact_l2_backward(const TaylorCompactL2Args& args, const TaylorOut& out, const TaylorCompactL2Grads& grads,
+                                  const Context& context);
+int64_t taylor_compact_l2_workspace(const TaylorCompactL2Args& args, Pass pass, const Context& context);
 
 // QT-ViT's attention module between its convolutions: compact_l2 with keys k + ape, plus gelu of the batch-normalised values.
 struct TaylorQtArgs {
@@ -74,6 +86,10 @@ struct TaylorQtGrads {
   View dout, dq, dk, dv, dape, dconstant, dbn_weight, dbn_bias;
 };
 const Op& taylor_qt_layer_op();
+Status taylor_qt_layer(const TaylorQtArgs& args, const TaylorQtOut& out, const Context& context);
+Status taylor_qt_layer_backward(const TaylorQtArgs& args, const TaylorQtOut& out, const TaylorQtGrads& grads,
+                                const Context& context);
+int64_t taylor_qt_layer_workspace(const TaylorQtArgs& args, Pass pass, const Context& context);
 
 // One or few tokens with the sums in place.
 struct TaylorDecodeArgs {
@@ -90,6 +106,8 @@ struct TaylorDecodeOut {
 };
 struct TaylorDecodeGrads {};
 const Op& taylor_decode_op();
+Status taylor_decode(const TaylorDecodeArgs& args, const TaylorDecodeOut& out, const Context& context);
+int64_t taylor_decode_workspace(const TaylorDecodeArgs& args, const Context& context);
 
 LINNET_KERNELS(taylor_exact, TaylorExactArgs, TaylorOut, TaylorExactGrads)
 LINNET_KERNELS(taylor_compact, TaylorCompactArgs, TaylorOut, TaylorCompactGrads)
