@@ -61,7 +61,7 @@ TEST(H3, AgreesWithTheReference) {
       "h3_decode B=2 T=2 C=40 R=64 H=40 M=32 threads=2",
       "h3_decode B=3 T=1 C=6 R=9 H=2 M=5",
       "h3_decode B=3 T=1 C=70 R=5 H=70 M=3",  // several heads in a task, several groups of rows
-      "h3_decode B=4 T=1 C=140 R=5 H=70 M=9 dtype=f64",
+      "h3_decode B=4 T=1 C=140 R=5 H=70 M=9",
       "h3_decode B=7 T=1 C=530 R=3 H=530 M=2 threads=2",
       "h3_decode B=1 T=1 C=6 R=3 H=2 M=5 disc=zoh strided=1",
   });
