@@ -195,17 +195,19 @@ def refuse_tangents(name, tensors):
 
 def call(name, tensors, keywords):
     """Calls a differentiable operator."""
-    if not torch.compiler.is_compiling():
-        refuse_tangents(name, tensors)
-        if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
-            table = FUNCTIONAL if torch._C._are_functorch_transforms_active() else EAGER
-            return table[name].apply(keywords, *tensors)
+    refuse_tangents(name, tensors)
+    if (
+        torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+    ):
+        table = FUNCTIONAL if torch._C._are_functorch_transforms_active() else EAGER
+        return table[name].apply(keywords, *tensors)
     return getattr(torch.ops.linnet, name).default(*tensors, **keywords)
 
 
 def refuse_gradient(name, *tensors):
-    if not torch.compiler.is_compiling():
-        refuse_tangents(name, tensors)
+    refuse_tangents(name, tensors)
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
         raise RuntimeError(f"{name}: an input requires a gradient, which this operator has not; call it under torch.no_grad()")
 

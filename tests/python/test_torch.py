@@ -225,6 +225,9 @@ def test_what_torch_func_cannot_have_is_refused():
         torch.func.grad(lambda q: torch.func.grad(read)(q).sum())(q)
     with pytest.raises(NotImplementedError, match="^softmax: forward-mode derivatives .* are not available"):
         torch.func.jvp(read, (q,), (q,))  # the tangent would be dropped
+    torch.compiler.reset()
+    with pytest.raises(NotImplementedError, match="^softmax: forward-mode derivatives .* are not available"):
+        torch.compile(lambda q: torch.func.jvp(read, (q,), (q,)), backend="aot_eager")(q)
     with pytest.raises(NotImplementedError, match="^linear_decode: forward-mode derivatives"):
         torch.func.jvp(lambda k: linnet.linear_decode(q, k, v, state=torch.zeros(1, 2, 4, 4)), (k,), (k,))
     assert torch.func.jvp(lambda x: x * read(q), (k,), (k,))[1].shape == k.shape  # tangents of other tensors go on
