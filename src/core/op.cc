@@ -726,6 +726,8 @@ Status choose_impl(const Op& op, Pass pass, const Context& context, Device devic
         wanted = item;
       } else if (item.substr(0, colon) == op.name) {
         wanted = item.substr(colon + 1);
+      } else if (find_op(item.substr(0, colon)) == nullptr) {
+        return bad_input("LINNET_IMPL: there is no operator '" + std::string(item.substr(0, colon)) + "'");
       }
     }
   }

@@ -487,8 +487,9 @@ TEST(OpChoice, BestUsableUnlessForced) {
   } table[] = {
       {"ref", nullptr, "ref"},
       {"toy:ref", nullptr, "ref"},
-      {"other:ref", nullptr, "portable"},
-      {"other:ref,toy:ref", nullptr, "ref"},
+      {"softmax:ref", nullptr, "portable"},
+      {"softmax:ref,toy:ref", nullptr, "ref"},
+      {"toys:ref", nullptr, "LINNET_IMPL: there is no operator 'toys'"},
       {"portable,toy:ref", nullptr, "ref"},
       {"toy:fast", nullptr, "toy: there is no implementation 'fast', expected one of ref, portable, avx2_never"},
       {"avx2_never", nullptr, "toy: implementation avx2_never cannot run: it was never built"},
