@@ -90,8 +90,9 @@ void print_text(const Op& op, const Impl& chosen) {
   std::printf("%s: %s\n\n  %s\n\n", op.name.c_str(), op.summary.c_str(), op.equation.c_str());
   print_tensors("inputs", op.inputs, true);
   print_tensors("outputs", op.outputs, false);
-  std::printf("  io: f64, f32, bf16 or f16, that of %s; acc: f32, f64 in an f64 call; the last dimension is contiguous\n\n",
+  std::printf("  io: f64, f32, bf16 or f16, that of %s; acc: f32, f64 in an f64 call; the last dimension is contiguous\n",
               op.inputs.front().name.c_str());
+  std::printf("  B batch rows, T tokens (S, Tk: keys), H heads, K channels of keys, V of values; N sequences, F features\n\n");
   if (!op.options.empty()) {
     alignas(std::max_align_t) char args[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
     op.construct(args, out, grads);

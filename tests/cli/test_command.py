@@ -111,6 +111,7 @@ def test_list_obeys_the_environment():
 @pytest.mark.parametrize("name", ["softmax", "softmax_decode", "softmax_paged", "softmax_merge", "linear", "linear_decode"])
 def test_info(name):
     text = linnet("info", name).stdout
+    assert "B batch rows, T tokens" in text
     declared = json.loads(linnet("info", name, "--json").stdout)
     assert declared["name"] == name and declared["summary"] in text and declared["equation"] in text
     for each in declared["inputs"] + declared["outputs"]:
