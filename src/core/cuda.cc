@@ -15,6 +15,12 @@ namespace {
 using Result = int;
 using DevicePointer = unsigned long long;
 constexpr Result kInvalidValue = 1;
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  void* stream = nullptr;
+  void* attributes = nullptr;
+  unsigned attribute_count = 0;
+};
 
 struct Driver {
   Result (*cuInit)(unsigned flags);
@@ -32,6 +38,7 @@ struct Driver {
   Result (*cuFuncSetAttribute)(void* function, int attribute, int value);
   Result (*cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                            unsigned shared, void* stream, void** parameters, void** extra);
+  Result (*cuOccupancyMaxActiveClusters)(int* count, void* function, const LaunchConfig* config);
   Result (*cuMemAlloc_v2)(DevicePointer* pointer, size_t bytes);
   Result (*cuMemFree_v2)(DevicePointer pointer);
   Result (*cuMemcpyHtoD_v2)(DevicePointer to, const void* from, size_t bytes);
@@ -56,6 +63,8 @@ struct Driver {
 constexpr int kComputeMajor = 75, kComputeMinor = 76, kMultiprocessors = 16;  // CU_DEVICE_ATTRIBUTE_...
 constexpr int kDeviceOrdinal = 9;                                             // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 constexpr int kMaxSharedBytes = 8;                                            // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+constexpr int kNonPortableClusters = 14;  // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+constexpr int kPortableCluster = 8;
 
 Driver load_driver() {
   Driver driver{};
@@ -89,6 +98,7 @@ Driver load_driver() {
   LINNET_FIND(cuModuleGetFunction);
   LINNET_FIND(cuFuncSetAttribute);
   LINNET_FIND(cuLaunchKernel);
+  LINNET_FIND(cuOccupancyMaxActiveClusters);
   LINNET_FIND(cuMemAlloc_v2);
   LINNET_FIND(cuMemFree_v2);
   LINNET_FIND(cuMemcpyHtoD_v2);
@@ -185,6 +195,10 @@ Result find_function(const Kernel& kernel, void** function) {
       const Result result = driver().cuFuncSetAttribute(found, kMaxSharedBytes, kernel.shared_bytes);
       if (result != 0) return found = nullptr, result;
     }
+    if (kernel.cluster > kPortableCluster) {
+      const Result result = driver().cuFuncSetAttribute(found, kNonPortableClusters, 1);
+      if (result != 0) return found = nullptr, result;
+    }
   }
   *function = found;
   return 0;
@@ -201,6 +215,22 @@ int multiprocessor_count() {
   if (driver().cuCtxGetDevice(&device) != 0) device = 0;
   driver().cuDeviceGetAttribute(&count, kMultiprocessors, device);
   return count;
+}
+
+int clusters_at_a_time(const Kernel& kernel) {
+  static std::mutex mutex;
+  static std::map<void*, int> counts;
+  void* function = nullptr;
+  if (!missing().empty() || find_function(kernel, &function) != 0) return 0;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [known, is_new] = counts.try_emplace(function, 0);
+  if (is_new) {
+    const auto shared = static_cast<unsigned>(kernel.shared_bytes);
+    const LaunchConfig config = {
+        {static_cast<unsigned>(kernel.cluster), 1, 1}, {static_cast<unsigned>(kernel.threads), 1, 1}, shared};
+    if (driver().cuOccupancyMaxActiveClusters(&known->second, function, &config) != 0) known->second = 0;
+  }
+  return known->second;
 }
 
 Scope::Scope(const void* pointer) {

@@ -40,10 +40,13 @@ struct Kernel {
   const char* name;
   int threads;
   int shared_bytes = 0;
+  int cluster = 1;  // blocks of a cluster, as its source declares them; more than 8 do not fit on every GPU
 };
 struct Grid {
   int64_t x = 1, y = 1, z = 1;
 };
+// Clusters of a kernel that run at the same time on the current device; 0 where it has no room for one, or without a device.
+int clusters_at_a_time(const Kernel& kernel);
 // Enqueues a kernel on launch.stream; `parameters` points at its parameters one by one. A failure is left in launch.error, and
 // the launches behind it do nothing.
 void enqueue(const Launch& launch, const Kernel& kernel, const Grid& grid, void** parameters);

@@ -129,6 +129,23 @@ TEST_F(Ptx, Boxes) {
   }
 }
 
+TEST_F(Ptx, ExchangeInAClusterOf16) {
+  const Kernel kernel = {"ptx_test_cuda", "exchange", 32, 0, 16};
+  if (clusters_at_a_time(kernel) == 0) GTEST_SKIP() << "this GPU has no room for a cluster of 16";
+  float* out = upload(std::vector<float>(16 * 130, -1));
+  enqueue(launch_, kernel, {16}, out);
+  const auto got = download(out, 16 * 130);
+  for (size_t rank = 0; rank < 16; ++rank) {
+    const auto sender = static_cast<float>((rank + 15) % 16);
+    for (size_t lane = 0; lane < 32; ++lane) {
+      const float want[4] = {sender, static_cast<float>(lane), 2, 3};
+      for (size_t i = 0; i < 4; ++i) EXPECT_EQ(got[rank * 130 + lane * 4 + i], want[i]) << rank << " " << lane << " " << i;
+    }
+    EXPECT_EQ(got[rank * 130 + 128], sender + 0.5f);
+    EXPECT_EQ(got[rank * 130 + 129], 1);  // elected
+  }
+}
+
 TEST_F(Ptx, RowsOfEveryType) {
   for (const char* kernel : {"add_one_f32", "add_one_bf16", "add_one_f16"}) {
     const std::string type = std::string(kernel).substr(8);

@@ -41,6 +41,13 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
       : "memory");
 }
 
+// True in one thread of the warp, all of which are here. What it decides needs no loop over threads: the compiler knows of one.
+__device__ __forceinline__ bool elect() {
+  uint32_t is;
+  asm volatile("{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\nselp.u32 %0, 1, 0, one;\n}\n" : "=r"(is));
+  return is != 0;
+}
+
 // Named barriers of a part of the block; `id` 1 to 15 as a constant, else ptxas reserves all 16.
 template <int id, int threads>
 __device__ __forceinline__ void group_sync() {
