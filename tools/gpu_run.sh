@@ -67,7 +67,7 @@ cases=(
   'l2_norm B=2 T=33 H=3 K=20 dtype=f16 pass=bwd'
   'monarch B=1 T=256 S=256 H=1 K=64 V=64 dtype=f16 pass=fwd'
   'monarch B=1 T=1000 S=1000 H=2 K=64 V=64 dtype=f16 pass=fwd'
-  'monarch B=1 T=2112 S=2112 H=1 K=64 V=64 dtype=f16 pass=fwd'
+  'monarch B=1 T=2112 S=2112 H=16 K=64 V=64 block=64 dtype=f16 pass=fwd'
   'monarch B=1 T=300 S=300 H=1 K=24 V=33 steps=2 pad=pre dtype=f32 pass=bwd with=mask'
   'monarch B=1 T=100 S=100 H=1 K=24 V=33 causal=1 dtype=bf16 pass=bwd'
   'monarch_decode B=2 T=2 H=2 K=40 V=24 block=8 M=4 dtype=bf16'

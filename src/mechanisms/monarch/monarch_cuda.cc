@@ -2,7 +2,7 @@
 //
 //   head    16-bit, one step, at most 16 blocks of at most 16 tokens (N = 256): a head in one block of threads
 //   tile    16-bit, one step, at most 128 blocks of at most 128 tokens, widths up to 128: block and slot programs in one launch
-//   cluster 16-bit, one step, 33 to 64 whole blocks of 64 tokens, widths up to 64: a head in a cluster of 8 blocks of threads
+//   cluster 16-bit, one step, 33 to 64 whole blocks of 64 tokens, widths up to 64: a head in a cluster of 16 blocks of threads
 //   plain   everything else
 // Gradients of what tile takes (and head) are three launches of the same tiles.
 #include "monarch_cuda.h"
@@ -109,34 +109,43 @@ void run_tile(const Launch& launch, const MonarchGrid& g, const MonarchProblem& 
   enqueue(launch, kernel, {static_cast<int64_t>(ring.chunks) * ring.heads * (g.rows + g.cols)}, p, ring);
 }
 
-// Clusters of 8 that run at a time: what the 132 multiprocessors of an H200 leave, whose groups are no multiples of 8.
-constexpr int64_t kClusters = 15;
 bool has_positive_strides(const View& x) { return x.stride[0] >= 0 && x.stride[1] > 0 && x.stride[2] >= 0; }
+Kernel cluster_kernel(const MonarchGrid& g) {
+  constexpr int kTiles = (3 + 2 * 2) * 4 * 8192, kNormalisers = 2 * 4 * 64 * 4, kBarriers = 20 * 8;
+  return {"monarch_cluster_cuda", g.q.dtype == Dtype::bf16 ? "cluster_bf16" : "cluster_f16", 512,
+          kTiles + kNormalisers + kBarriers, 16};
+}
 bool is_cluster(const MonarchGrid& g) {
   return is_tuned(g) && padded_width(g) == 64 && g.cols == 64 && g.rows > 32 && g.rows <= 64 && g.T == g.rows * g.cols &&
-         !g.mask.given() && has_positive_strides(g.q) && has_positive_strides(g.k) && has_positive_strides(g.v);
+         !g.mask.given() && has_positive_strides(g.q) && has_positive_strides(g.k) && has_positive_strides(g.v) &&
+         clusters_at_a_time(cluster_kernel(g)) > 0;
 }
 void run_cluster(const Launch& launch, const MonarchGrid& g, const MonarchProblem& p) {
-  const auto describe = [&](TensorMap* map, const View& x) {
+  const uint64_t H = static_cast<uint64_t>(g.H), B = static_cast<uint64_t>(g.B), M = static_cast<uint64_t>(g.rows);
+  const auto describe = [&](TensorMap* map, const View& x, bool slots) {
     const auto distance = [](int64_t count, int64_t stride) {  // of a dimension with one entry nobody asks
       return count == 1 || stride == 0 ? uint64_t{128} : static_cast<uint64_t>(stride) * 2;
     };
-    const uint64_t H = static_cast<uint64_t>(g.H), B = static_cast<uint64_t>(g.B), row = 2 * static_cast<uint64_t>(x.stride[1]);
+    const uint64_t K = static_cast<uint64_t>(x.size[3]), row = 2 * static_cast<uint64_t>(x.stride[1]);
     const uint64_t head = distance(g.H, x.stride[2]), batch = distance(g.B, x.stride[0]);
-    const uint64_t size[5] = {static_cast<uint64_t>(x.size[3]), 64 * static_cast<uint64_t>(g.rows), H, B, 1};
-    const uint64_t stride[4] = {row, head, batch, batch};
+    if (slots) {
+      const uint64_t size[5] = {K, 64, M, H, B}, stride[4] = {row, 64 * row, head, batch};
+      const uint32_t box[5] = {64, 1, 64, 1, 1};
+      return encode_tensor_map(map, x.dtype, x.data, 5, size, stride, box);
+    }
+    const uint64_t size[5] = {K, 64 * M, H, B, 1}, stride[4] = {row, head, batch, batch};
     const uint32_t box[5] = {64, 64, 1, 1, 1};
     return encode_tensor_map(map, x.dtype, x.data, 5, size, stride, box);
   };
   MonarchMaps maps;
-  if (!describe(&maps.q, g.q) || !describe(&maps.k, g.k) || !describe(&maps.v, g.v)) {
+  if (!describe(&maps.q, g.q, false) || !describe(&maps.k, g.k, false) || !describe(&maps.v, g.v, false) ||
+      !describe(&maps.slots, g.q, true)) {
     *launch.error = "the copy engine does not take these strides";
     return;
   }
-  const int64_t heads = g.B * g.H, shared = 12 * 8192 + 8 * 2 * 8192 + 8 * 64 * 4 + 26 * 8;
-  const Kernel kernel = {"monarch_cluster_cuda", g.q.dtype == Dtype::bf16 ? "cluster_bf16" : "cluster_f16", 544,
-                         narrow(shared)};
-  enqueue(launch, kernel, {8 * (heads < kClusters ? heads : kClusters)}, p, maps, narrow(heads));
+  const Kernel kernel = cluster_kernel(g);
+  const int64_t heads = g.B * g.H, clusters = clusters_at_a_time(kernel);
+  enqueue(launch, kernel, {kernel.cluster * (heads < clusters ? heads : clusters)}, p, maps, narrow(heads));
 }
 
 // ---- the tuned gradients ---------------------------------------------------------------------------------------------------

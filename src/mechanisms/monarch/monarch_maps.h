@@ -5,9 +5,9 @@
 
 namespace linnet::cuda {
 
-// [64 channels, 64 tokens of a block] of (T, H, B).
+// q, k, v: [64 channels, 64 tokens of a block] of (T, H, B); slots: [64 channels, one slot, 64 blocks] of q, of (H, B).
 struct MonarchMaps {
-  TensorMap q, k, v;
+  TensorMap q, k, v, slots;
 };
 
 }  // namespace linnet::cuda
