@@ -5,10 +5,10 @@
 // Block programs send a and y into the shared memory of those that have the slots; from there slot programs read them. So q, k
 // and v pass through memory once, q once more through the L2 cache, and a and y through neither: with both in the cache its
 // bandwidth binds (9 passes over the tensors; 220 us where memory needs 95). a and y of two heads fit, so that a warpgroup runs
-// its block of one head and its slot of the head before as one sequence, in which almost every product runs beside other work:
+// its block of one head and its slot of the head before as one sequence, in which most products run beside other work:
 //
-//   A = R k and Y = R v begin              round and send a while Y runs
-//   S = q a^T of the slot begins           round y while S runs
+//   A = R k and Y = R v begin              round and send a while Y runs, then round y
+//   S = q a^T of the slot
 //   softmax of the slot                    send y between exponentials
 //   O = L y and the next block's S begin   round and store the output while S runs
 //   softmax of the next block
@@ -32,8 +32,8 @@
 namespace linnet::cuda {
 namespace {
 
-constexpr int kCluster = 16, kShare = 4, kSide = 64,
-              kThreads = 128 * kShare;  // kShare: blocks, and slots, of a block of threads
+constexpr int kSide = 64, kCluster = 16, kShare = kSide / kCluster;  // kShare: blocks, and slots, of a block of threads
+constexpr int kThreads = 128 * kShare;
 
 // The same number, but nothing that was computed from it before: registers are short, and it is cheap to compute again.
 __device__ __forceinline__ int anew(int x) {
