@@ -50,12 +50,13 @@ struct View {
     for (int i = 0; i < rank; ++i) n *= size[i];
     return n;
   }
-  // The address of element (i0, i1, ...) of a tensor of T.
+  // The address of element (i0, i1, ...) of a tensor of T. No loop: a compiler would make vectors of it, whose halves are
+  // stored one by one and loaded as one, which waits until all stores before it have left the core.
   template <class T, class... I>
   LINNET_INLINE T* at(I... index) const {
-    const int64_t indices[] = {static_cast<int64_t>(index)..., 0};
     int64_t offset = 0;
-    for (unsigned i = 0; i < sizeof...(index); ++i) offset += indices[i] * stride[i];
+    int i = 0;
+    ((offset += static_cast<int64_t>(index) * stride[i++]), ...);
     return static_cast<T*>(data) + offset;
   }
 

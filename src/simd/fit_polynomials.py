@@ -138,6 +138,7 @@ if __name__ == "__main__":
             top = ((sqrt(mpf(2)) - 1) / (sqrt(mpf(2)) + 1)) ** 2
             show("f64 log (in s^2)", q_atanh, lambda z: z, mpf(0), top, 6, double)
         else:
+            show("f32 log1p of 0 to 1 (in s^2)", q_atanh, lambda z: z / 2, mpf(0), mpf(1) / 9, 4, double)
             show("f32 log", q_log, w_log, low, high, 8, double)
         edge = mpf("0.55") if double else mpf("0.625")
         show(f"{t} tanh (in x^2)", q_tanh, lambda z: z * sqrt(z) / tanh(sqrt(z)) if z > 0 else mpf(0) + mpf("1e-40"), mpf(0),

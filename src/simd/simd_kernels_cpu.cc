@@ -28,6 +28,7 @@ static const VectorFunction kFunctions[] = {
     LINNET_FUNCTION("log", log(v)),
     LINNET_FUNCTION("log1p", log1p(v)),
     LINNET_FUNCTION("sigmoid", sigmoid(v)),
+    LINNET_FUNCTION("sigmoid2", sigmoid2(v)),
     LINNET_FUNCTION("softplus", softplus(v)),
     LINNET_FUNCTION("tanh", tanh(v)),
     LINNET_FUNCTION("round", round(v)),
@@ -35,6 +36,10 @@ static const VectorFunction kFunctions[] = {
     LINNET_FUNCTION("sqrt", sqrt(v)),
     LINNET_FUNCTION("integer", from_int(to_int(v))),
     LINNET_FUNCTION("expm1_or_exp", expm1_or_exp(v, gt(v, splat<decltype(v)>(-1.f)))),
+    LINNET_FUNCTION("decay_factor",
+                    decay_factor(v, select(gt(v, splat<decltype(v)>(-0.5f)), splat<decltype(v)>(1.f), decltype(v){}))),
+    LINNET_FUNCTION("softplus of several", softplus(Several<decltype(v), 3>{{v + v, v, -v}}).at[1]),
+    LINNET_FUNCTION("sigmoid of several", sigmoid(Several<decltype(v), 3>{{v + v, v, -v}}).at[1]),
     {nullptr, nullptr, nullptr},
 };
 
@@ -85,12 +90,6 @@ template <class T, class S>
 static constexpr TileFunctions<T, S> tile_functions() {
   return {load_tile<T, S>, load_tile_transposed<T, S>, store_tile<T, S>, store_tile_transposed<T, S>};
 }
-
-#if defined(__FMA__)
-static constexpr bool kFused = true;
-#else
-static constexpr bool kFused = false;
-#endif
 
 extern const SimdTable kTable;
 const SimdTable kTable = {

@@ -142,6 +142,22 @@ const MathCase kMath[] = {
      -kInf32,
      kInf32,
      {{0, 0.5}, {-0.0, 0.5}, {kInf, 1}, {-kInf, 0}, {kNan, kNan}, {1000, 1}}},
+    {"sigmoid2",
+     [](double x) { return 1 / (1 + std::exp2(-x)); },
+     [](long double x) { return 1 / (1 + std::exp2(-x)); },
+     -40,
+     40,
+     -126.4f,
+     kInf32,
+     {{0, 0.5}, {-0.0, 0.5}, {kInf, 1}, {-kInf, 0}, {kNan, kNan}, {1000, 1}}},
+    {"decay_factor",  // expm1 above -1/2, else exp
+     [](double x) { return x > -0.5 ? std::expm1(x) : std::exp(x); },
+     [](long double x) { return x > -0.5L ? std::expm1(x) : std::exp(x); },
+     -708,
+     0,
+     -87.3f,
+     0,
+     {{0, 0}, {-1e30, 0}, {-kInf, 0}, {kNan, kNan}, {-1000, 0}, {-710, 0}}},
     {"softplus",
      exact_softplus<double>,
      exact_softplus<long double>,
@@ -278,6 +294,18 @@ TEST(Expm1OrExp, has_the_bits_of_both) {
   for (const Isa isa : usable()) {
     expect_bits_of_both<float>([&](const char* f, const float* x, float* y, int n) { find(isa, f).f32(x, y, n); });
     expect_bits_of_both<double>([&](const char* f, const double* x, double* y, int n) { find(isa, f).f64(x, y, n); });
+  }
+}
+
+TEST(Several, have_the_bits_of_one) {
+  std::vector<float> x(999), one(999), several(999);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = std::ldexp(static_cast<float>(i) - 499.5f, static_cast<int>(i % 29) - 20);
+  for (const Isa isa : usable()) {
+    for (const std::string name : {"softplus", "sigmoid"}) {
+      find(isa, name).f32(x.data(), one.data(), static_cast<int64_t>(x.size()));
+      find(isa, name + " of several").f32(x.data(), several.data(), static_cast<int64_t>(x.size()));
+      EXPECT_EQ(one, several) << isa_name(isa) << " " << name;
+    }
   }
 }
 

@@ -22,25 +22,27 @@ void parallel(const Launch& launch, int64_t tasks, const Body& body) {
 }
 
 // Tasks in runs of neighbours, one run for each worker, so that what a task left in a core's cache is there when the next call
-// comes back to it. A worker that is done helps the others. Half of what is left of a run is taken at once, at most kAtOnce: an
+// comes back to it. A worker that is done helps the others. Most of what is left of a run is taken at once, at most kAtOnce: an
 // atomic addition waits until all stores before it have left the core, 0.1 us where each of them goes to L3.
 class NearTasks {
  public:
-  NearTasks(int64_t tasks, int workers) : parts_(static_cast<int>(tasks < workers ? tasks : workers)) {
-    parts_ = parts_ < kMost ? parts_ : kMost;
-    for (int part = 0; part < parts_; ++part) runs_[part] = {part * tasks / parts_, (part + 1) * tasks / parts_};
+  NearTasks(int64_t tasks, int parts) {
+    for (int part = 0; part < parts; ++part) runs_[part] = {part * tasks / parts, (part + 1) * tasks / parts};
   }
-  int parts() const { return parts_; }
+  static int parts(int64_t tasks, int workers) {
+    const int most = workers < kMost ? workers : kMost;
+    return static_cast<int>(tasks < most ? tasks : most);
+  }
   // Called by every worker: body(task, worker) or body(task, worker, more) for the tasks that are left; more: the task behind
   // this one is likely to follow on this core.
   template <class Body>
-  void take(int worker, const Body& body) {
-    for (int part = 0; part < parts_; ++part) {
-      Run& run = runs_[(worker + part) % parts_];
+  void take(int parts, int worker, const Body& body) {
+    for (int part = 0; part < parts; ++part) {
+      Run& run = runs_[(worker + part) % parts];
       for (;;) {
         const int64_t left = run.end - __atomic_load_n(&run.next, __ATOMIC_RELAXED);
         if (left <= 0) break;
-        const int64_t count = left >= 2 * kAtOnce ? kAtOnce : (left + 1) / 2;
+        const int64_t most = left - left / 4, count = most < kAtOnce ? most : kAtOnce;
         const int64_t first = __atomic_fetch_add(&run.next, count, __ATOMIC_RELAXED);
         for (int64_t task = first; task < first + count && task < run.end; ++task) {
           if constexpr (requires { body(task, worker, true); }) {
@@ -55,18 +57,20 @@ class NearTasks {
 
  private:
   static constexpr int kMost = 64;
-  static constexpr int64_t kAtOnce = 8;
+  static constexpr int64_t kAtOnce = 16;
   struct alignas(128) Run {
     int64_t next, end;
   } runs_[kMost];
-  int parts_;
 };
 
+// What the workers need lies side by side in the closure: each line of the caller's stack that another core reads takes it
+// 0.05 us, one after the other where one tells of the next.
 template <class Body>
 void parallel_near(const Launch& launch, int64_t tasks, const Body& body) {
   if (tasks <= 0) return;
-  NearTasks near(tasks, launch.workers);
-  parallel(launch, near.parts(), [&](int64_t, int worker) { near.take(worker, body); });
+  const int parts = NearTasks::parts(tasks, launch.workers);
+  NearTasks near(tasks, parts);
+  parallel(launch, parts, [&near, parts, body](int64_t, int worker) { near.take(parts, worker, body); });
 }
 
 // Whether `units` equal pieces of work, of `chunks` chunks each, leave so many workers idle that all of them on one unit (about

@@ -120,12 +120,13 @@ void decode_gated_step(int I, int J, T* state, int64_t pitch, const DecodeGates<
 template <class Cut, class Body>
 void decode_ahead(const Launch& launch, int64_t tasks, int64_t bytes, const Cut& cut, const Body& body) {
   if (tasks <= 0) return;
-  NearTasks near(tasks, launch.workers);
-  parallel(launch, near.parts(), [&](int64_t, int worker) {
-    Arena arena(launch.workspace + worker * bytes);
+  const int parts = NearTasks::parts(tasks, launch.workers);
+  NearTasks near(tasks, parts);
+  parallel(launch, parts, [&near, parts, cut, body, workspace = launch.workspace, bytes](int64_t, int worker) {
+    Arena arena(workspace + worker * bytes);
     auto rows = cut(arena);
     int64_t ready = -1;
-    near.take(worker, [&](int64_t task, int, bool more) {
+    near.take(parts, worker, [&](int64_t task, int, bool more) {
       body(task, ready == task, more, rows);
       ready = more ? task + 1 : -1;
     });
