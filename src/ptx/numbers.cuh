@@ -48,14 +48,33 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 template <bool bf16>
 __device__ __forceinline__ float2 unpack(uint32_t packed) {
-  if constexpr (bf16) return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&packed));
+  if constexpr (bf16) return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};  // one instruction each
   return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+}
+
+// The lesser of the two; nan if either is, unlike fminf.
+__device__ __forceinline__ float least(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
 }
 
 // 2^x to 2 units of the last place; 0 below 2^-126.
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// 1 / x to 1 unit of the last place; 0 above 2^126.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// 1 / sqrt(x) to 2 units of the last place.
+__device__ __forceinline__ float root_reciprocal_fast(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

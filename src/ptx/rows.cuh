@@ -1,7 +1,9 @@
 // Rows for kernels that memory alone bounds: 16 bytes of any type as floats, and sums over the threads that share a row.
 #pragma once
 
+#include "ptx/copy.cuh"
 #include "ptx/numbers.cuh"
+#include "ptx/sync.cuh"
 
 namespace linnet::ptx {
 
@@ -42,13 +44,21 @@ template <class T, int width>
 struct Piece {
   static constexpr int kWords = width * static_cast<int>(sizeof(T)) / 4;
   static_assert(kWords == 2 || kWords == 4);
-  uint32_t words[kWords] = {};
+  alignas(4 * kWords) uint32_t words[kWords];
 
   __device__ __forceinline__ void load(const T* at) {
     if constexpr (kWords == 4) {
       *reinterpret_cast<uint4*>(words) = __ldcs(reinterpret_cast<const uint4*>(at));
     } else {
       *reinterpret_cast<uint2*>(words) = __ldcs(reinterpret_cast<const uint2*>(at));
+    }
+  }
+  // This one in shared memory, by itself (copy.cuh); zeros where nothing is `there`.
+  __device__ __forceinline__ void copy(const T* at, bool there) {
+    if constexpr (kWords == 4) {
+      copy_16(shared_address(words), at, there ? 16 : 0);
+    } else {
+      copy_8(shared_address(words), at, there ? 8 : 0);
     }
   }
   __device__ __forceinline__ void store(T* at) const {
@@ -113,11 +123,18 @@ __device__ __forceinline__ float sum_block(float x, float* parts) {
   return x;
 }
 
-// sigmoid(x): as exact as f32 can have it, or, `quick`, as 16-bit numbers need it.
+// sigmoid(x): as exact as f32 can have it, or, `quick`, as 16-bit numbers need it, in 4 instructions; 0 below -87.
 template <bool quick>
 __device__ __forceinline__ float logistic(float x) {
-  if constexpr (quick) return __fdividef(1.0f, 1.0f + __expf(-fmaxf(x, -80.0f)));
+  if constexpr (quick) return reciprocal_fast(1 + exp2_fast(x * -1.44269504f));
   return 1 / (1 + expf(-x));
+}
+// sigmoid(x) and sigmoid(-x) = e sigmoid(x) from one e = exp(-x), which is kept finite; so the latter is exact however small.
+template <bool quick>
+__device__ __forceinline__ float2 logistic_pair(float x) {
+  const float e = quick ? exp2_fast(least(x * -1.44269504f, 126.0f)) : expf(least(-x, 87.0f));
+  const float s = quick ? reciprocal_fast(1 + e) : 1 / (1 + e);
+  return {s, e * s};
 }
 
 }  // namespace linnet::ptx

@@ -83,12 +83,12 @@ void causal_conv_forward(const CausalConvArgs& args, const CausalConvOut& out, c
   Conv c = conv_of_call(args);
   c.out = tensor_of(out.out);
   const Dtype dtype = args.x.dtype;
-  c.tile = 64;  // shorter where that fills the machine: no bit depends on it
+  c.tile = 32;  // shorter where that fills the machine: no bit depends on it
   while (c.tile > 8 && c.B * c.T * c.E / c.tile < (int64_t{1} << 20)) c.tile /= 2;
   const int64_t vector = 16 / dtype_size(dtype), tiles = (c.T + c.tile - 1) / c.tile;
   if (c.W == kTaps && c.E % vector == 0 && fits_vectors(c.x, vector) && fits_vectors(c.out, vector)) {
     enqueue(launch, c.offsets != nullptr ? LINNET_CONV_KERNEL(convolve_packed, dtype) : LINNET_CONV_KERNEL(convolve, dtype),
-            {(c.E / vector + kThreads - 1) / kThreads, tiles, c.B}, c);
+            {(c.E / (vector / 2) + kThreads - 1) / kThreads, tiles, c.B}, c);
   } else {
     enqueue(launch, LINNET_CONV_KERNEL(convolve_any, dtype), {(c.E + kThreads - 1) / kThreads, tiles, c.B}, c);
   }
@@ -112,7 +112,9 @@ void causal_conv_backward(const CausalConvArgs& args, const CausalConvOut&, cons
   const int64_t vector = 16 / dtype_size(dtype), tiles = (c.T + c.tile - 1) / c.tile;
   if (c.W == kTaps && c.E % vector == 0 && fits_vectors(c.x, vector) && fits_vectors(c.dout, vector) &&
       fits_vectors(c.dx, vector)) {
-    enqueue(launch, LINNET_CONV_KERNEL(convolve_back, dtype), {(c.E / (vector / 2) + kThreads - 1) / kThreads, tiles, c.B}, c);
+    enqueue(launch,
+            c.offsets != nullptr ? LINNET_CONV_KERNEL(convolve_back_packed, dtype) : LINNET_CONV_KERNEL(convolve_back, dtype),
+            {(c.E / (vector / 2) + kThreads - 1) / kThreads, tiles, c.B}, c);
   } else {
     enqueue(launch, LINNET_CONV_KERNEL(convolve_back_any, dtype), {(c.E + kThreads - 1) / kThreads, tiles, c.B}, c);
   }

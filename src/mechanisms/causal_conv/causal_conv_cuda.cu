@@ -1,11 +1,13 @@
-// The short convolution: memory alone bounds it. A thread has 16 bytes of channels and walks a tile of tokens, the inputs
-// before the current one in registers; the next 4 tokens are on their way. W-1 tokens before (and, in the
-// backward, behind) each tile are read twice.
+// The short convolution: memory alone bounds it. A thread has 8 bytes of channels and walks a tile of tokens, the inputs
+// before the current one in registers; the next 4 to 8 tokens are on their way into shared memory. W-1 tokens before (and, in
+// the backward, behind) each tile are read twice.
 //
 // Backward: ds_t = dout_t act'(sum_t), dx_t = sum_j w_j ds_{t+W-1-j}: walked forwards, dx W-1 tokens behind ds. The gradients
 // of taps and bias are summed by tile, then over the tiles in order (sum_taps): no atomics.
 #include "mechanisms/causal_conv/causal_conv_cuda.h"
+#include "ptx/copy.cuh"
 #include "ptx/rows.cuh"
+#include "ptx/sync.cuh"
 
 namespace linnet::cuda {
 namespace {
@@ -83,7 +85,8 @@ __device__ __forceinline__ float activate(const Conv& c, float x) {
 template <bool quick>
 __device__ __forceinline__ float slope(const Conv& c, float x) {
   if (!c.silu) return 1;
-  return ptx::logistic<quick>(x) * fmaf(x, ptx::logistic<quick>(-x), 1);
+  const float2 s = ptx::logistic_pair<quick>(x);
+  return s.x * fmaf(x, s.y, 1);
 }
 // Input at token t of a sequence, which may lie in its state.
 template <class T>
@@ -115,44 +118,52 @@ __device__ __forceinline__ void look_back(const Conv& c, const Span& s, int64_t 
   }
 }
 
-// kAhead: tokens on their way while as many are worked on. spans: of packed sequences.
-template <class T, int W, int width, int kAhead, bool spans>
+// Channels of a thread, 8 bytes: more would leave too few threads, whose taps, inputs and sums fill the registers.
+template <class T>
+constexpr int kWidth = 8 / static_cast<int>(sizeof(T));
+// Tokens come in groups of 4, two groups ahead of the one that is worked on: each thread's own into shared memory, where they
+// take no registers.
+constexpr int kGroup = 4, kStages = 3;
+
+// spans: of packed sequences.
+template <class T, int W, int width, bool spans>
 __device__ void convolve(const Conv& c) {
   constexpr bool quick = sizeof(T) == 2;
+  __shared__ ptx::Piece<T, width> ring[kStages][kGroup][128];
   const int e = (blockIdx.x * 128 + threadIdx.x) * width;
   const int64_t b = blockIdx.z, from = static_cast<int64_t>(blockIdx.y) * c.tile, to = min(c.T, from + c.tile);
   if (e >= c.E) return;
   float w[W][width], bias[width], before[W - 1][width];
   const int64_t step = c.x.stride[1], out_step = c.out.stride[1];
-  const T* x = static_cast<const T*>(c.x.data) + place(c.x, b, from, e);
+  const T* const x = static_cast<const T*>(c.x.data) + place(c.x, b, from, e);
   T* out = static_cast<T*>(c.out.data) + place(c.out, b, from, e);
   Span s = spans ? span_at(c, b, from) : Span{b, 0, c.T};
   const int count = static_cast<int>(to - from);
-  ptx::Piece<T, width> next[kAhead];
-  const auto ask = [&](int left) {
+  const T* next = x;
+  const auto ask = [&](int stage, int left) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (i < left) next[i].load(x + i * step);
+    for (int i = 0; i < kGroup; ++i) {
+      const bool in = i < left;
+      ring[stage][i][threadIdx.x].copy(in ? next + i * step : x, in);
     }
-    x += kAhead * step;
+    ptx::copy_commit();
+    next += kGroup * step;
   };
-  ask(count);
+  for (int i = 0; i < kStages - 1; ++i) ask(i, count - i * kGroup);
   look_back<T, W>(c, s, b, from, e, before);
   load_taps(c, e, w, bias);
-  for (int t = 0; t < count; t += kAhead) {
-    ptx::Piece<T, width> raw[kAhead];
+  for (int t = 0, stage = 0; t < count; t += kGroup) {
+    ptx::copy_wait<kStages - 2>();
+    ask(stage == 0 ? kStages - 1 : stage - 1, count - t - (kStages - 1) * kGroup);  // the stage read a group ago
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) raw[i] = next[i];
-    ask(count - kAhead - t);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
+    for (int i = 0; i < kGroup; ++i) {
       if (t + i >= count) break;
       if (spans && from + t + i >= s.end) {  // the next sequence that has tokens
         s = span_at(c, b, from + t + i);
         look_back<T, W>(c, s, b, from + t + i, e, before);
       }
       float now[width], y[width];
-      raw[i].get(now);
+      ring[stage][i][threadIdx.x].get(now);
 #pragma unroll
       for (int k = 0; k < width; ++k) {
         float sum = bias[k];
@@ -163,10 +174,12 @@ __device__ void convolve(const Conv& c) {
         for (int j = 0; j + 1 < W - 1; ++j) before[j][k] = before[j + 1][k];
         if (W > 1) before[W - 2][k] = now[k];
       }
-      raw[i].set(y);
-      raw[i].store(out + i * out_step);
+      ptx::Piece<T, width> piece;
+      piece.set(y);
+      piece.store(out + i * out_step);
     }
-    out += kAhead * out_step;
+    out += kGroup * out_step;
+    stage = stage == kStages - 1 ? 0 : stage + 1;
   }
 }
 
@@ -273,10 +286,6 @@ __device__ void continue_vectors(const Conv& c) {
   piece.store(static_cast<T*>(c.out.data) + place(c.out, b, 0, e));
 }
 
-// Channels of a thread in the backward, 8 bytes: its sums fill the registers.
-template <class T>
-constexpr int kBackWidth = 8 / static_cast<int>(sizeof(T));
-
 // The gradient of dfinal_state at token t of a sequence.
 template <class T>
 __device__ __forceinline__ float from_final(const Conv& c, const Span& s, int64_t t, int e) {
@@ -284,13 +293,31 @@ __device__ __forceinline__ float from_final(const Conv& c, const Span& s, int64_
   return c.dfinal_state.data == nullptr || j < 0 || j >= c.W - 1 ? 0 : number<T>(c.dfinal_state, s.n, e, j);
 }
 
-template <class T, int W>
+template <class T, int W, bool spans>
 __device__ void convolve_back(const Conv& c) {
-  constexpr int width = kBackWidth<T>;
+  constexpr int width = kWidth<T>;
   constexpr bool quick = sizeof(T) == 2;
+  __shared__ ptx::Piece<T, width> ring[kStages][kGroup][2][128];
   const int e = (blockIdx.x * 128 + threadIdx.x) * width;
   const int64_t b = blockIdx.z, from = static_cast<int64_t>(blockIdx.y) * c.tile, to = min(c.T, from + c.tile);
   if (e >= c.E) return;
+  const int64_t last = min(c.T, to + W - 1);
+  const int own = static_cast<int>(to - from), count = static_cast<int>(last - from);  // tokens of the tile, and those read
+  const T* const x = static_cast<const T*>(c.x.data) + place(c.x, b, from, e);
+  const T* const dout = static_cast<const T*>(c.dout.data) + place(c.dout, b, from, e);
+  T* const dx = static_cast<T*>(c.dx.data) + place(c.dx, b, from, e);
+  const T *next_x = x, *next_dout = dout;
+  const auto ask = [&](int stage, int left) {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const bool in = i < left;
+      ring[stage][i][0][threadIdx.x].copy(in ? next_x + i * c.x.stride[1] : x, in);
+      if (c.dout.data != nullptr) ring[stage][i][1][threadIdx.x].copy(in ? next_dout + i * c.dout.stride[1] : dout, in);
+    }
+    ptx::copy_commit();
+    next_x += kGroup * c.x.stride[1], next_dout += kGroup * c.dout.stride[1];
+  };
+  for (int i = 0; i < kStages - 1; ++i) ask(i, count - i * kGroup);
   float w[W][width], bias[width], before[W - 1][width], ds[W - 1][width], sums[W + 1][width];
   load_taps(c, e, w, bias);
 #pragma unroll
@@ -302,15 +329,12 @@ __device__ void convolve_back(const Conv& c) {
       if (j < W - 1) ds[j][k] = 0;
     }
   }
-  const T* x = static_cast<const T*>(c.x.data) + place(c.x, b, 0, e);
-  const T* dout = static_cast<const T*>(c.dout.data) + place(c.dout, b, 0, e);
-  T* dx = static_cast<T*>(c.dx.data) + place(c.dx, b, 0, e);
-  Span s = span_at(c, b, from);
+  Span s = spans ? span_at(c, b, from) : Span{b, 0, c.T};
   look_back<T, W>(c, s, b, from, e, before);
-  // dx of token t - (W - 1), from ds of t - (W - 1) .. t; `owner`: the sequence that token lies in.
-  const auto finish = [&](int64_t t, const Span& owner, const float(&now)[width]) {
-    const int64_t at = t - (W - 1);
-    if (at < from || at >= to || at < owner.begin || c.dx.data == nullptr) return;
+  // dx of token t - (W - 1) of the tile, from ds of t - (W - 1) .. t; `owner`: the sequence that token lies in.
+  const auto finish = [&](int t, const Span& owner, const float(&now)[width]) {
+    const int at = t - (W - 1);
+    if (at < 0 || at >= own || (spans && from + at < owner.begin) || c.dx.data == nullptr) return;
     float y[width];
 #pragma unroll
     for (int k = 0; k < width; ++k) {
@@ -319,9 +343,9 @@ __device__ void convolve_back(const Conv& c) {
       for (int j = 0; j < W - 1; ++j) sum = fmaf(w[W - 1 - j][k], ds[j][k], sum);
       y[k] = sum;
     }
-    if (at >= owner.end - W + 1) {
+    if (c.dfinal_state.data != nullptr && from + at >= owner.end - W + 1) {
 #pragma unroll
-      for (int k = 0; k < width; ++k) y[k] += from_final<T>(c, owner, at, e + k);
+      for (int k = 0; k < width; ++k) y[k] += from_final<T>(c, owner, from + at, e + k);
     }
     ptx::Piece<T, width> piece;
     piece.set(y);
@@ -338,39 +362,31 @@ __device__ void convolve_back(const Conv& c) {
   const auto close = [&](const Span& owner) {  // behind a sequence come no more gradients
     float none[width] = {};
     for (int i = 0; i < W - 1; ++i) {
-      finish(owner.end + i, owner, none);
+      finish(static_cast<int>(owner.end - from) + i, owner, none);
       shift(none);
     }
   };
-  const int64_t last = min(c.T, to + W - 1);
-  constexpr int kSteps = 4;
-  for (int64_t t = from; t < last; t += kSteps) {
-    ptx::Piece<T, width> raw[kSteps], given[kSteps];
+  for (int t = 0, stage = 0; t < count; t += kGroup) {
+    ptx::copy_wait<kStages - 2>();
+    ask(stage == 0 ? kStages - 1 : stage - 1, count - t - (kStages - 1) * kGroup);  // the stage read a group ago
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      if (t + i >= last) continue;
-      raw[i].load(x + (t + i) * c.x.stride[1]);
-      if (c.dout.data != nullptr) given[i].load(dout + (t + i) * c.dout.stride[1]);
-    }
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      if (t + i >= last) break;
-      if (t + i >= s.end && c.offsets != nullptr) {
+    for (int i = 0; i < kGroup; ++i) {
+      if (t + i >= count) break;
+      if (spans && from + t + i >= s.end) {
         close(s);
-        s = span_at(c, b, t + i);
-        look_back<T, W>(c, s, b, t + i, e, before);
+        s = span_at(c, b, from + t + i);
+        look_back<T, W>(c, s, b, from + t + i, e, before);
       }
-      float now[width], d[width];
-      raw[i].get(now);
-      given[i].get(d);
-      const bool own = t + i < to;
+      float now[width], d[width] = {};
+      ring[stage][i][0][threadIdx.x].get(now);
+      if (c.dout.data != nullptr) ring[stage][i][1][threadIdx.x].get(d);
 #pragma unroll
       for (int k = 0; k < width; ++k) {
         float sum = bias[k];
 #pragma unroll
         for (int j = 0; j < W - 1; ++j) sum = fmaf(w[j][k], before[j][k], sum);
         d[k] *= slope<quick>(c, fmaf(w[W - 1][k], now[k], sum));
-        if (own) {
+        if (t + i < own) {
 #pragma unroll
           for (int j = 0; j < W - 1; ++j) sums[j][k] = fmaf(d[k], before[j][k], sums[j][k]);
           sums[W - 1][k] = fmaf(d[k], now[k], sums[W - 1][k]);
@@ -383,6 +399,7 @@ __device__ void convolve_back(const Conv& c) {
       finish(t + i, s, d);
       shift(d);
     }
+    stage = stage == kStages - 1 ? 0 : stage + 1;
   }
   if (last == c.T) close(s);
   if (c.sums == nullptr) return;
@@ -453,15 +470,16 @@ __device__ void first_inputs_back(const Conv& c) {
   extern "C" __global__ void __launch_bounds__(128) name(const __grid_constant__ Conv c) { function(c); }
 #define LINNET_CONV_FAST(name, function, blocks) \
   extern "C" __global__ void __launch_bounds__(128, blocks) name(const __grid_constant__ Conv c) { function(c); }
-#define LINNET_CONVS(suffix, T)                                                  \
-  LINNET_CONV_FAST(convolve_##suffix, (convolve<T, 4, kVector<T>, 4, false>), 4) \
-  LINNET_CONV(convolve_packed_##suffix, (convolve<T, 4, kVector<T>, 4, true>))   \
-  LINNET_CONV(convolve_any_##suffix, convolve_any<T>)                            \
-  LINNET_CONV_FAST(convolve_back_##suffix, (convolve_back<T, 4>), 4)             \
-  LINNET_CONV(convolve_back_any_##suffix, convolve_back_any<T>)                  \
-  LINNET_CONV(last_inputs_##suffix, last_inputs<T>)                              \
-  LINNET_CONV(first_inputs_back_##suffix, first_inputs_back<T>)                  \
-  LINNET_CONV(continue_##suffix, continue_conv<T>)                               \
+#define LINNET_CONVS(suffix, T)                                              \
+  LINNET_CONV_FAST(convolve_##suffix, (convolve<T, 4, kWidth<T>, false>), 7) \
+  LINNET_CONV(convolve_packed_##suffix, (convolve<T, 4, kWidth<T>, true>))   \
+  LINNET_CONV(convolve_any_##suffix, convolve_any<T>)                        \
+  LINNET_CONV_FAST(convolve_back_##suffix, (convolve_back<T, 4, false>), 4)  \
+  LINNET_CONV(convolve_back_packed_##suffix, (convolve_back<T, 4, true>))    \
+  LINNET_CONV(convolve_back_any_##suffix, convolve_back_any<T>)              \
+  LINNET_CONV(last_inputs_##suffix, last_inputs<T>)                          \
+  LINNET_CONV(first_inputs_back_##suffix, first_inputs_back<T>)              \
+  LINNET_CONV(continue_##suffix, continue_conv<T>)                           \
   LINNET_CONV(continue_vectors_##suffix, continue_vectors<T>)
 LINNET_CONVS(f32, float)
 LINNET_CONVS(bf16, __nv_bfloat16)

@@ -109,8 +109,8 @@ __device__ __forceinline__ void store_dz(const SsdRows& s, int64_t b, int64_t t,
   load_row<T, W>(s.y, row_of(s.y, b, t, h) + c, true, y);
 #pragma unroll
   for (int k = 0; k < W; ++k) {
-    const float gate = ptx::logistic<quick>(z[k]), other = ptx::logistic<quick>(-z[k]);
-    d[k] *= fmaf(skip[k], x[k], y[k]) * gate * fmaf(z[k], other, 1);
+    const float2 gate = ptx::logistic_pair<quick>(z[k]);
+    d[k] *= fmaf(skip[k], x[k], y[k]) * gate.x * fmaf(z[k], gate.y, 1);
   }
   store_row<T, W>(s.dz, row_of(s.dz, b, t, h) + c, d);
 }

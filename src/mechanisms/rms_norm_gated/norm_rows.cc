@@ -43,8 +43,9 @@ const char* kernel_name(char (&name)[32], const char* pass, const char* shape, D
 }
 
 const char* stem(const NormRows& r, const Choice& choice, bool back) {
-  const bool plain = r.z.data == nullptr && r.weight == nullptr && choice.shape[0] != 'a';
-  return plain ? (back ? "plain_back" : "plain") : back ? "norm_back" : "norm";
+  const bool any = choice.shape[0] == 'a', gated = r.z.data != nullptr, plain = !any && !gated && r.weight == nullptr;
+  if (!back) return plain ? "plain" : "norm";
+  return plain ? "plain_back" : any || (gated && r.first) ? "norm_back" : gated ? "gate_back" : "weight_back";
 }
 
 // Batch rows that follow each other everywhere are one.
@@ -76,27 +77,28 @@ NormRows norm_rows(const View& x, double eps) {
   r.T = x.size[1];
   r.H = static_cast<int32_t>(x.size[2]);
   r.V = static_cast<int32_t>(x.size[3]);
+  r.rows = r.B * r.T * r.H;
   r.x = norm_tensor(x);
   r.eps = static_cast<float>(eps);
   r.first = r.together = true;
-  r.narrow = r.B * r.T * r.H < int64_t{1} << 31;
+  r.narrow = r.rows < int64_t{1} << 31;
   r.parts = static_cast<int32_t>(norm_parts(r));
   return r;
 }
 
-// Enough blocks to fill the machine several times, by the shape alone.
+// Enough blocks to fill the machine several times, by the shape alone; 24 for each of 132 multiprocessors are whole waves, be
+// it 2, 3 or 4 blocks that one has at a time.
 int64_t norm_parts(const NormRows& r) {
-  const int64_t heads = r.together ? 1 : r.H, rows = r.together ? r.B * r.T * r.H : r.B * r.T;
-  const int64_t wanted = (rows + 63) / 64, most = heads >= 1024 ? 1 : 1024 / heads;
+  const int64_t heads = r.together || r.H == 0 ? 1 : r.H, rows = r.together ? r.B * r.T * r.H : r.B * r.T;
+  const int64_t wanted = (rows + 63) / 64, most = heads >= 24 * 132 ? 1 : 24 * 132 / heads;
   return wanted < most ? wanted : most;
 }
 
 void run_norm(const Launch& launch, const NormRows& r, Dtype dtype) {
-  const int64_t rows = r.B * r.T * r.H;
   const Choice choice = choose(r, dtype);
   char name[32];
   enqueue(launch, {kImage, kernel_name(name, stem(r, choice, false), choice.shape, dtype), kThreads},
-          {(rows + choice.rows - 1) / choice.rows}, joined(r));
+          {(r.rows + choice.rows - 1) / choice.rows}, joined(r));
 }
 
 void run_norm_backward(const Launch& launch, const NormRows& r, Dtype dtype, const View& dweight) {

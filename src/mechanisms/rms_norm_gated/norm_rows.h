@@ -20,7 +20,7 @@ struct NormTensor {
 };
 
 struct NormRows {
-  int64_t B = 0, T = 0;
+  int64_t B = 0, T = 0, rows = 0;  // B T H rows
   int32_t H = 0, V = 0;
   NormTensor x, z, out;          // forward
   NormTensor dout, dx, dz;       // backward

@@ -6,7 +6,9 @@
 // The weight's gradient: a thread keeps the sum over its rows of each of its channels; the threads of a block that have the
 // same channels add theirs in order, then sum_weights the blocks. No atomics: one order, by the shape alone.
 #include "mechanisms/rms_norm_gated/norm_rows.h"
+#include "ptx/copy.cuh"
 #include "ptx/rows.cuh"
+#include "ptx/sync.cuh"
 
 namespace linnet::cuda {
 namespace {
@@ -60,19 +62,16 @@ __device__ __forceinline__ void load_weights(const NormRows& r, int h, int c, fl
     w[i] = low.x, w[i + 1] = low.y, w[i + 2] = high.x, w[i + 3] = high.y;
   }
 }
+// 16-bit results need no more than the quick functions have.
+template <bool quick>
 __device__ __forceinline__ float reciprocal(const NormRows& r, float squares) {
   const float x = fmaf(r.unit, squares, r.eps);
-  return x == 0 ? 0 : 1 / sqrtf(x);
+  return x == 0 ? 0 : quick ? ptx::root_reciprocal_fast(x) : 1 / sqrtf(x);
 }
 template <bool quick>
 __device__ __forceinline__ float gate_of(const NormRows& r, float z) {
   const float s = ptx::logistic<quick>(z);
   return r.silu ? z * s : s;
-}
-template <bool quick>
-__device__ __forceinline__ float2 gate_and_slope(const NormRows& r, float z) {
-  const float s = ptx::logistic<quick>(z), other = ptx::logistic<quick>(-z);
-  return r.silu ? float2{z * s, s * fmaf(z, other, 1)} : float2{s, s * other};
 }
 
 // lanes threads have a row, `items` vectors each: vector i of thread l is number l + lanes * i.
@@ -82,93 +81,92 @@ __device__ __forceinline__ float sum_row(float x, float* parts) {
   return ptx::sum_block<lanes>(x, parts);
 }
 
-// plain: without gate and weight. rows: of a thread, all of them on their way at once.
-template <class T, int lanes, int items, bool plain, int rows = 1>
+// plain: without gate and weight. A thread has one row, and 8 blocks of short rows fill a multiprocessor: 32 registers and some
+// 170 instructions for 8 numbers, of which memory allows 300.
+template <class T, int lanes, int items, bool plain>
 __device__ void norm(const NormRows& r) {
   constexpr int W = kVector<T>, kAtOnce = kThreads / lanes;
   constexpr bool quick = sizeof(T) == 2;
   __shared__ float parts[kThreads / 32];
   const int lane = threadIdx.x % lanes, vectors = r.V / W;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * (rows * kAtOnce) + threadIdx.x / lanes, all = r.B * r.T * r.H;
-  uint4 raw[rows][items], gates[rows][items];
-  T* out[rows];
-  int head[rows];
-#pragma unroll
-  for (int j = 0; j < rows; ++j) {
-    const int64_t number = first + j * kAtOnce;
-    const bool in = number < all;
-    int64_t x_place, z_place, out_place;
-    if (r.dense) {
-      x_place = z_place = out_place = (in ? number : 0) * r.V;
-      head[j] = 0;
-    } else {
-      const Row row = row_at(r, in ? number : 0);
-      x_place = place(r.x, row), z_place = place(r.z, row), out_place = place(r.out, row);
-      head[j] = row.h;
-    }
-    const T* x = static_cast<const T*>(r.x.data) + x_place;
-    const T* z = static_cast<const T*>(r.z.data) + z_place;
-    out[j] = static_cast<T*>(r.out.data) + out_place;
-#pragma unroll
-    for (int i = 0; i < items; ++i) {
-      const int at = lane + lanes * i;
-      raw[j][i] = gates[j][i] = {0, 0, 0, 0};
-      if (!in || at >= vectors) continue;
-      raw[j][i] = ptx::load_once(x + at * W);
-      if (!plain && r.z.data != nullptr) gates[j][i] = ptx::load_once(z + at * W);
-    }
+  const int64_t number = static_cast<int64_t>(blockIdx.x) * kAtOnce + threadIdx.x / lanes;
+  const bool in = number < r.rows, gated = !plain && r.z.data != nullptr;
+  int64_t x_place = 0, z_place = 0, out_place = 0;
+  int head = 0;
+  if (r.dense) {
+    x_place = z_place = out_place = (in ? number : 0) * r.V;
+  } else {
+    const Row row = row_at(r, in ? number : 0);
+    x_place = place(r.x, row), z_place = place(r.z, row), out_place = place(r.out, row);
+    head = row.h;
   }
+  const T* x = static_cast<const T*>(r.x.data) + x_place;
+  const T* z = static_cast<const T*>(r.z.data) + z_place;
+  T* out = static_cast<T*>(r.out.data) + out_place;
+  uint4 raw[items], gates[items];
 #pragma unroll
-  for (int j = 0; j < rows; ++j) {
-    const bool in = first + j * kAtOnce < all;
-    float u[items][W], squares = 0;
+  for (int i = 0; i < items; ++i) {
+    const int at = lane + lanes * i;
+    raw[i] = gates[i] = {0, 0, 0, 0};
+    if (!in || at >= vectors) continue;
+    raw[i] = ptx::load_once(x + at * W);
+    if (gated) gates[i] = ptx::load_once(z + at * W);
+  }
+  float weights[items][W];
+  if constexpr (!plain) {
 #pragma unroll
-    for (int i = 0; i < items; ++i) {
-      ptx::to_floats<T>(raw[j][i], u[i]);
-      if (!plain && r.z.data != nullptr && !r.first) {
-        float g[W];
-        ptx::to_floats<T>(gates[j][i], g);
+    for (int i = 0; i < items; ++i) load_weights<W>(r, head, (lane + lanes * i) * W, weights[i]);
+  }
+  const auto apply_gates = [&](const uint4& from, float(&to)[W]) {
+    float g[W];
+    ptx::to_floats<T>(from, g);
 #pragma unroll
-        for (int c = 0; c < W; ++c) u[i][c] *= gate_of<quick>(r, g[c]);
-      }
+    for (int c = 0; c < W; ++c) to[c] *= gate_of<quick>(r, g[c]);
+  };
+  float u[items][W], squares = 0;
 #pragma unroll
-      for (int c = 0; c < W; ++c) squares = fmaf(u[i][c], u[i][c], squares);
-    }
-    const float factor = reciprocal(r, sum_row<lanes>(squares, parts));
+  for (int i = 0; i < items; ++i) {
+    ptx::to_floats<T>(raw[i], u[i]);
+    if (gated && !r.first) apply_gates(gates[i], u[i]);
 #pragma unroll
-    for (int i = 0; i < items; ++i) {
-      const int at = lane + lanes * i;
-      if (!in || at >= vectors) continue;
-      if constexpr (plain) {
+    for (int c = 0; c < W; ++c) squares = fmaf(u[i][c], u[i][c], squares);
+  }
+  const float factor = reciprocal<quick>(r, sum_row<lanes>(squares, parts));
 #pragma unroll
-        for (int c = 0; c < W; ++c) u[i][c] *= factor;
-      } else {
-        float g[W], weights[W];
-        load_weights<W>(r, head[j], at * W, weights);
-        if (r.z.data != nullptr && r.first) ptx::to_floats<T>(gates[j][i], g);
+  for (int i = 0; i < items; ++i) {
+    const int at = lane + lanes * i;
+    if (!in || at >= vectors) continue;
 #pragma unroll
-        for (int c = 0; c < W; ++c) {
-          float y = u[i][c] * factor * weights[c];
-          if (r.z.data != nullptr && r.first) y *= gate_of<quick>(r, g[c]);
-          u[i][c] = y;
-        }
-      }
-      ptx::store_once(out[j] + at * W, ptx::from_floats<T>(u[i]));
-    }
+    for (int c = 0; c < W; ++c) u[i][c] = plain ? u[i][c] * factor : u[i][c] * factor * weights[i][c];
+    if (gated && r.first) apply_gates(gates[i], u[i]);
+    ptx::store_once(out + at * W, ptx::from_floats<T>(u[i]));
   }
 }
 
+// gate(z) and its derivative.
+template <bool quick>
+__device__ __forceinline__ float2 gate_and_slope(const NormRows& r, float z) {
+  const float2 s = ptx::logistic_pair<quick>(z);
+  const float factor = r.silu ? z : 1;
+  return {factor * s.x, s.x * fmaf(factor, s.y, r.silu ? 1 : 0)};
+}
+
+// What a backward has: neither gate nor weight; a weight; and a gate, which comes behind the norm or before it.
+enum class Kind { plain, weight, norm, gate };
+
 // Rows of one block: those of head blockIdx.y, or all of them, in turns of as many as the block has at once.
-template <class T, int lanes, int items, bool plain>
+template <class T, int lanes, int items, Kind kind>
 __device__ void norm_back(const NormRows& r) {
+  constexpr bool plain = kind == Kind::plain, gated = kind == Kind::norm || kind == Kind::gate;
   constexpr int W = kVector<T>, kAtOnce = kThreads / lanes;
   constexpr bool quick = sizeof(T) == 2;
   __shared__ float parts[kThreads / 32];
   __shared__ float shared[lanes <= 32 ? kThreads * W : 1];
   const int lane = threadIdx.x % lanes, slot = threadIdx.x / lanes, vectors = r.V / W;
   const int64_t tokens = r.B * r.T, rows = r.together ? tokens * r.H : tokens;
-  const int64_t share = (rows + r.parts - 1) / r.parts, from = blockIdx.x * share, to = min(rows, from + share);
-  const bool gated = !plain && r.z.data != nullptr, weighs = !plain && r.sums != nullptr;
+  const int64_t share = (rows + r.parts - 1) / r.parts, from = blockIdx.x * share;
+  const int count = static_cast<int>(max(int64_t{0}, min(rows - from, share)));  // its rows, a turn at a time
+  const bool weighs = !plain && r.sums != nullptr;
   float sums[items][W], weights[items][W];  // the block's rows have the same weights
 #pragma unroll
   for (int i = 0; i < items; ++i) {
@@ -176,60 +174,93 @@ __device__ void norm_back(const NormRows& r) {
 #pragma unroll
     for (int c = 0; c < W; ++c) sums[i][c] = 0;
   }
-  // A turn's rows; short ones are on their way while those before them are worked on.
+  // A turn's rows; short ones come two turns ahead, each thread's own into shared memory, where they take no registers.
   constexpr bool kAhead = items == 1;
-  uint4 raw[items], gates[items], given[items], next[3][kAhead ? items : 1];
-  const auto row_of_turn = [&](int64_t turn) {
-    const int64_t number = turn + slot < to ? turn + slot : from;
-    return row_at(r, r.together ? number : number * r.H + blockIdx.y);
-  };
-  const auto ask = [&](const Row& row, bool in, uint4* raw, uint4* gates, uint4* given) {
-    const T* x = static_cast<const T*>(r.x.data) + place(r.x, row);
-    const T* z = static_cast<const T*>(r.z.data) + place(r.z, row);
-    const T* dout = static_cast<const T*>(r.dout.data) + place(r.dout, row);
-#pragma unroll
-    for (int i = 0; i < items; ++i) {
-      const int at = lane + lanes * i;
-      raw[i] = gates[i] = given[i] = {0, 0, 0, 0};
-      if (!in || at >= vectors) continue;
-      raw[i] = ptx::load_once(x + at * W);
-      if (gated) gates[i] = ptx::load_once(z + at * W);
-      if (r.dout.data != nullptr) given[i] = ptx::load_once(dout + at * W);
-    }
-  };
-  Row next_row = row_of_turn(from);
-  if (kAhead) ask(next_row, from + slot < to, next[0], next[1], next[2]);
-  for (int64_t turn = from; turn < to; turn += kAtOnce) {
-    const bool in = turn + slot < to;
-    const Row row = next_row;
-    next_row = row_of_turn(turn + kAtOnce);
-    if constexpr (kAhead) {
-      raw[0] = next[0][0], gates[0] = next[1][0], given[0] = next[2][0];
-      ask(next_row, turn + kAtOnce + slot < to, next[0], next[1], next[2]);
+  constexpr int kStages = 3;
+  __shared__ uint4 ring[kAhead ? kStages : 1][3][kAhead ? kThreads : 1];
+  const auto places = [&](int64_t number, const NormTensor& a, const NormTensor& b, const NormTensor& c, int64_t(&at)[3]) {
+    if (r.dense) {
+      at[0] = at[1] = at[2] = number * r.V;
     } else {
-      ask(row, in, raw, gates, given);
+      const Row row = row_at(r, r.together ? number : number * r.H + blockIdx.y);
+      at[0] = place(a, row), at[1] = place(b, row), at[2] = place(c, row);
     }
-    float u[items][W], dn[items][W], squares = 0, dot = 0;  // dot: dn . u
+  };
+  const auto ask = [&](int turn, int stage) {
+    const bool in = turn + slot < count && lane < vectors;
+    int64_t at[3];
+    places(in ? from + turn + slot : 0, r.x, r.z, r.dout, at);
+    const int column = in ? lane * W : 0, bytes = in ? 16 : 0;
+    const auto copy = [&](int tensor, const NormTensor& x) {
+      if (x.data == nullptr) return;
+      ptx::copy_16(ptx::shared_address(&ring[stage][tensor][threadIdx.x]), static_cast<const T*>(x.data) + at[tensor] + column,
+                   bytes);
+    };
+    copy(0, r.x);
+    if (gated) copy(1, r.z);
+    copy(2, r.dout);
+    ptx::copy_commit();
+  };
+  if constexpr (kAhead) {
+    for (int i = 0; i < kStages - 1; ++i) ask(i * kAtOnce, i);
+  }
+  int stage = 0;
+  for (int turn = 0; turn < count; turn += kAtOnce) {
+    const bool in = turn + slot < count;
+    uint4 raw[items], gates[items], given[items];
+    if constexpr (kAhead) {
+      ptx::copy_wait<kStages - 2>();
+      const uint4 none = {0, 0, 0, 0};
+      raw[0] = ring[stage][0][threadIdx.x];
+      gates[0] = gated ? ring[stage][1][threadIdx.x] : none;
+      given[0] = r.dout.data != nullptr ? ring[stage][2][threadIdx.x] : none;
+      const int last = stage == 0 ? kStages - 1 : stage - 1;  // read a turn ago
+      ask(turn + (kStages - 1) * kAtOnce, last);
+      stage = stage == kStages - 1 ? 0 : stage + 1;
+    } else {
+      int64_t at[3];
+      places(in ? from + turn + slot : 0, r.x, r.z, r.dout, at);
+#pragma unroll
+      for (int i = 0; i < items; ++i) {
+        const int vector = lane + lanes * i;
+        raw[i] = gates[i] = given[i] = {0, 0, 0, 0};
+        if (!in || vector >= vectors) continue;
+        raw[i] = ptx::load_once(static_cast<const T*>(r.x.data) + at[0] + vector * W);
+        if (gated) gates[i] = ptx::load_once(static_cast<const T*>(r.z.data) + at[1] + vector * W);
+        if (r.dout.data != nullptr) given[i] = ptx::load_once(static_cast<const T*>(r.dout.data) + at[2] + vector * W);
+      }
+    }
+    // Of the forward u r weight, or times the gate: u, dn = dout weight (gate), and what the gradients of z and weight are
+    // multiples of: the former of u r or du, the latter of r.
+    float u[items][W], dn[items][W], along_z[items][W], along_w[items][W], gates_of[items][W], squares = 0, dot = 0;
 #pragma unroll
     for (int i = 0; i < items; ++i) {
-      float g[W];
+      float d[W], z[W];
       ptx::to_floats<T>(raw[i], u[i]);
-      ptx::to_floats<T>(gates[i], g);
-      ptx::to_floats<T>(given[i], dn[i]);
+      ptx::to_floats<T>(given[i], d);
+      if constexpr (gated) ptx::to_floats<T>(gates[i], z);
 #pragma unroll
       for (int c = 0; c < W; ++c) {
-        if constexpr (!plain) {
-          const float gate = gated ? gate_of<quick>(r, g[c]) : 1;
-          if (gated && !r.first) u[i][c] *= gate;
-          dn[i][c] *= weights[i][c] * (r.first ? gate : 1);
+        if constexpr (kind == Kind::norm) {
+          const float2 gate = gate_and_slope<quick>(r, z[c]);
+          along_z[i][c] = d[c] * gate.y * weights[i][c];
+          d[c] *= gate.x;
         }
+        if constexpr (kind == Kind::gate) {
+          const float2 gate = gate_and_slope<quick>(r, z[c]);
+          gates_of[i][c] = gate.x;
+          along_z[i][c] = u[i][c] * gate.y;
+          u[i][c] *= gate.x;
+        }
+        if constexpr (!plain) along_w[i][c] = d[c] * u[i][c];
+        dn[i][c] = plain ? d[c] : d[c] * weights[i][c];
         squares = fmaf(u[i][c], u[i][c], squares);
         dot = fmaf(dn[i][c], u[i][c], dot);
       }
     }
     squares = sum_row<lanes>(squares, parts);
     dot = sum_row<lanes>(dot, parts);
-    const float factor = reciprocal(r, squares), along = factor * factor * r.unit * dot;
+    const float factor = reciprocal<quick>(r, squares), along = factor * factor * r.unit * dot;
     float left = 0;
 #pragma unroll
     for (int i = 0; i < items; ++i) {
@@ -240,31 +271,26 @@ __device__ void norm_back(const NormRows& r) {
       }
     }
     const float rest = factor * factor * (r.unit * sum_row<lanes>(left, parts) - along * r.eps);
+    int64_t to_place[3];
+    places(in ? from + turn + slot : 0, r.dx, r.dz, r.dz, to_place);
 #pragma unroll
     for (int i = 0; i < items; ++i) {
       const int at = lane + lanes * i;
       if (!in || at >= vectors) continue;
-      float x[W], g[W], d[W], dz[W];
-      ptx::to_floats<T>(raw[i], x);
-      ptx::to_floats<T>(gates[i], g);
-      ptx::to_floats<T>(given[i], d);
+      float dx[W], dz[W];
 #pragma unroll
       for (int c = 0; c < W; ++c) {
-        if constexpr (plain) {
-          x[c] = factor * fmaf(-rest, u[i][c], dn[i][c]);
-          continue;
-        }
-        const float2 gate = gated ? gate_and_slope<quick>(r, g[c]) : float2{1, 0};
-        const float before = u[i][c], after = r.first ? gate.x : 1, du = factor * fmaf(-rest, before, dn[i][c]);
-        sums[i][c] = fmaf(d[c], before * factor * after, sums[i][c]);
-        dz[c] = (r.first ? d[c] * before * factor * weights[i][c] : du * x[c]) * gate.y;
-        x[c] = r.first ? du : du * gate.x;
+        const float du = factor * fmaf(-rest, u[i][c], dn[i][c]);
+        dx[c] = kind == Kind::gate ? du * gates_of[i][c] : du;
+        if constexpr (kind == Kind::gate) dz[c] = du * along_z[i][c];
+        if constexpr (kind == Kind::norm) dz[c] = u[i][c] * factor * along_z[i][c];
+        if constexpr (!plain) sums[i][c] = fmaf(along_w[i][c], factor, sums[i][c]);
       }
       if (r.dx.data != nullptr) {
-        ptx::store_once(static_cast<T*>(r.dx.data) + place(r.dx, row) + at * W, ptx::from_floats<T>(x));
+        ptx::store_once(static_cast<T*>(r.dx.data) + to_place[0] + at * W, ptx::from_floats<T>(dx));
       }
-      if (!plain && r.dz.data != nullptr) {
-        ptx::store_once(static_cast<T*>(r.dz.data) + place(r.dz, row) + at * W, ptx::from_floats<T>(dz));
+      if (gated && r.dz.data != nullptr) {
+        ptx::store_once(static_cast<T*>(r.dz.data) + to_place[1] + at * W, ptx::from_floats<T>(dz));
       }
     }
   }
@@ -307,7 +333,7 @@ __device__ void norm_any(const NormRows& r) {
     const float u = r.first ? static_cast<float>(x[c]) : static_cast<float>(x[c]) * gate(c);
     squares = fmaf(u, u, squares);
   }
-  const float factor = reciprocal(r, ptx::sum_block<kThreads>(squares, parts));
+  const float factor = reciprocal<false>(r, ptx::sum_block<kThreads>(squares, parts));
   for (int c = threadIdx.x; c < r.V; c += kThreads) {
     out[c] = static_cast<T>(static_cast<float>(x[c]) * gate(c) * factor * weight_at(r, row.h, c));
   }
@@ -337,7 +363,7 @@ __device__ void norm_back_any(const NormRows& r) {
     }
     squares = ptx::sum_block<kThreads>(squares, parts);
     dot = ptx::sum_block<kThreads>(dot, parts);
-    const float factor = reciprocal(r, squares), along = factor * factor * r.unit * dot;
+    const float factor = reciprocal<false>(r, squares), along = factor * factor * r.unit * dot;
     float left = 0;
     for (int c = threadIdx.x; c < r.V; c += kThreads) {
       const float g = gate(c).x, u = r.first ? static_cast<float>(x[c]) : static_cast<float>(x[c]) * g;
@@ -361,19 +387,19 @@ __device__ void norm_back_any(const NormRows& r) {
 
 }  // namespace
 
-#define LINNET_NORM(suffix, T, lanes, items) \
-  LINNET_NORM_KIND(norm, suffix, T, lanes, items, false) LINNET_NORM_KIND(plain, suffix, T, lanes, items, true)
-#define LINNET_NORM_KIND(kind, suffix, T, lanes, items, plain)                       \
-  extern "C" __global__ void __launch_bounds__(kThreads)                             \
-      kind##_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) {      \
-    norm<T, lanes, items, plain>(r);                                                 \
-  }                                                                                  \
-  extern "C" __global__ void __launch_bounds__(kThreads, items > 1 ? 1               \
-                                                         : plain   ? 4               \
-                                                                   : 2)                \
-      kind##_back_##lanes##_##items##_##suffix(const __grid_constant__ NormRows r) { \
-    norm_back<T, lanes, items, plain>(r);                                            \
-  }
+// Blocks on a multiprocessor: as many as the registers of rows of one vector a thread allow.
+#define LINNET_NORM(suffix, T, lanes, items)                                                                   \
+  LINNET_NORM_KERNEL(norm_##lanes##_##items##_##suffix, items == 1 ? 8 : 1, (norm<T, lanes, items, false>(r))) \
+  LINNET_NORM_KERNEL(plain_##lanes##_##items##_##suffix, items == 1 ? 8 : 1, (norm<T, lanes, items, true>(r))) \
+  LINNET_NORM_BACK(plain, suffix, T, lanes, items, 4)                                                          \
+  LINNET_NORM_BACK(weight, suffix, T, lanes, items, 3)                                                         \
+  LINNET_NORM_BACK(norm, suffix, T, lanes, items, 3)                                                           \
+  LINNET_NORM_BACK(gate, suffix, T, lanes, items, 2)
+#define LINNET_NORM_BACK(kind, suffix, T, lanes, items, blocks)                           \
+  LINNET_NORM_KERNEL(kind##_back_##lanes##_##items##_##suffix, items == 1 ? (blocks) : 1, \
+                     (norm_back<T, lanes, items, Kind::kind>(r)))
+#define LINNET_NORM_KERNEL(name, blocks, body) \
+  extern "C" __global__ void __launch_bounds__(kThreads, blocks) name(const __grid_constant__ NormRows r) { body; }
 #define LINNET_NORMS(suffix, T)                                                                                       \
   LINNET_NORM(suffix, T, 16, 1)                                                                                       \
   LINNET_NORM(suffix, T, 32, 1)                                                                                       \
