@@ -161,6 +161,40 @@ def test_every_operator_against_double():
     everywhere(test)
 
 
+def test_nothing():
+    """No batch rows, no tokens, no heads: the same results, gradients and states as in double on the CPU, in both types."""
+    counts = dict.fromkeys(("B", "T", "H"), 0)
+    for name, given, options in LINES:
+        wanted = linnet.info(name)["differentiable"]
+        for none in (("B",), ("T", "S"), ("H", "Hq", "Hk", "Hv", "G")):
+            for dtype in (torch.float32, torch.bfloat16):
+                tensors = make(name, given, dtype=dtype, sizes={**TILES, **dict.fromkeys(none, 0)}, **options)
+                tensors = differentiable(name, tensors) if wanted else tensors
+                doubles = {
+                    key: (t.detach().double() if t.is_floating_point() else t.clone()).requires_grad_(t.requires_grad)
+                    for key, t in tensors.items()
+                }
+                gpu = on_gpu(tensors)
+                try:
+                    want = results_of(name, options, doubles, wanted) + overwritten(name, doubles)
+                except RuntimeError:  # the operator wants some of them
+                    continue
+                try:
+                    got = results_of(name, options, gpu, wanted) + overwritten(name, gpu)
+                except RuntimeError as error:
+                    assert "the CUDA" in str(error), f"{name} {given} {none}: {error}"
+                    continue
+                for one, other in zip(got, want, strict=True):
+                    assert one.shape == other.shape, f"{name} {given} {none}: {one.shape}, expected {other.shape}"
+                    assert torch.equal(one.isfinite().cpu(), other.isfinite()), f"{name} {given} {none}"
+                    if one.is_floating_point() and other.norm() > 0:
+                        close(one.detach(), other.detach(), 4e-2)
+                counts[none[0]] += 1
+    torch.cuda.synchronize()
+    assert all(counts.values()), counts
+    print(f"  {counts}", flush=True)
+
+
 def test_opcheck():
     def test(name, options, tensors, wanted):
         keywords = {**keywords_of(options), **on_request(name)}
@@ -304,6 +338,33 @@ def test_decode_overwrites_the_state():
     out = linnet.linear_decode(q, k, v, state=state)
     close(state, torch.einsum("bhk,bhv->bhkv", k[:, 0].float(), v[:, 0].float()), 1e-6)
     close(out, linnet.linear(q, k, v), 4e-3)
+
+
+def test_decode_bits():
+    """Many heads take another kernel than few: a sequence has the same bits alone and in a batch."""
+    generator = torch.Generator(device="cuda").manual_seed(1)
+
+    def random(*shape, dtype=torch.bfloat16):
+        return torch.randn(*shape, device="cuda", generator=generator).to(dtype)
+
+    B, H = 29, 32
+    for K in (64, 128):
+        for V in (64, 128):
+            q, k, v, z = (random(B, 1, H, width) for width in (K, K, V, V))
+            beta, g = random(B, 1, H).sigmoid(), -random(B, 1, H, K).abs()
+            A, D = -random(H, dtype=torch.float32).abs(), random(H, V)
+            k /= k.norm(dim=-1, keepdim=True)
+            state = random(B, H, K, V, dtype=torch.float32)
+            for decode in (
+                lambda rows, S: linnet.gated_delta_decode(q[rows], k[rows], v[rows], g[rows], beta[rows], state=S),
+                lambda rows, S: linnet.mamba_ssd_decode(v[rows], g[rows][..., 0], A, k[rows], q[rows], D=D, z=z[rows], state=S),
+            ):
+                whole, alone = state.clone(), state.clone()
+                out = decode(slice(None), whole)
+                for b in (0, 7, B - 1):
+                    rows = slice(b, b + 1)
+                    assert torch.equal(decode(rows, alone[rows]), out[rows]), (K, V, b)
+                    assert torch.equal(alone[rows], whole[rows]), (K, V, b)
 
 
 def test_current_stream():

@@ -198,8 +198,8 @@ void run_decode(const Launch& launch, const Engine& e) {
 
 Rows rows_of(const View& view, int64_t H, Map map) {
   if (!view.given()) return {};
-  const int64_t heads = view.size[2] > 0 ? view.size[2] : 1;
-  return {view.data, view.stride[0], view.stride[1], view.stride[2], static_cast<int32_t>(H / heads), view.dtype, map};
+  const int64_t heads = view.size[2], group = heads > 0 && H > heads ? H / heads : 1;
+  return {view.data, view.stride[0], view.stride[1], view.stride[2], static_cast<int32_t>(group), view.dtype, map};
 }
 Rows scalars_of(const View& view) {
   if (!view.given()) return {};
@@ -248,6 +248,7 @@ EngineScratch cut_engine(Arena& arena, const Engine& e) {
 }
 
 void run_engine(const Launch& launch, const Engine& e, const EngineScratch& scratch) {
+  if (e.H == 0) return;  // every result is empty
   const bool in_place = e.initial.data != nullptr && e.initial.data == e.final.data;
   if (is_decode(e)) return run_decode(launch, e);
   // The other kernels need scratch, and keep the old state.
