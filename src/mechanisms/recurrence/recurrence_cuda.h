@@ -98,9 +98,6 @@ struct Engine {
   bool untiled = false;  // not the tile kernel, whatever it could take
 };
 
-// Shared memory of the kernels that decode many heads: three states on their way, and what the threads of 32 columns share.
-constexpr int decode_ring_bytes(int K, int V) { return 2048 + 3 * K * V * 4 + V / 32 * (16 * K + 1056) + 64; }
-
 constexpr Dtype saved_dtype(Dtype dtype, int32_t K, int32_t V) {
   return dtype == Dtype::bf16 && K % 64 == 0 && V % 64 == 0 ? Dtype::bf16 : Dtype::f32;  // as large as the tile kernel's
 }

@@ -2,6 +2,7 @@
 
 #include "mechanisms/recurrence/recurrence_channel_launch.h"
 #include "mechanisms/recurrence/recurrence_chunk.h"
+#include "mechanisms/recurrence/recurrence_decode.h"
 #include "mechanisms/recurrence/recurrence_delta_launch.h"
 #include "mechanisms/recurrence/recurrence_kda_launch.h"
 #include "mechanisms/recurrence/recurrence_tile.h"
@@ -182,13 +183,13 @@ bool is_decode(const Engine& e) {
          e.initial.stride_row % 4 == 0 && e.initial.stride_h % 4 == 0 && e.initial.stride_n % 4 == 0;
 }
 void run_decode(const Launch& launch, const Engine& e) {
-  constexpr int64_t kMemory = 3 * 128 * 128 * 4;  // of a multiprocessor, for states
-  const bool ring = is_tile_width(e.K) && is_tile_width(e.V) && e.initial.stride_row == e.V;
-  const int64_t heads = e.N * e.H, blocks = ring ? cuda::multiprocessor_count() * (kMemory / (3 * e.K * e.V * 4)) : 0;
-  if (ring && heads >= 2 * blocks && heads < int64_t{1} << 30) {
+  const bool wide = is_tile_width(e.K) && is_tile_width(e.V) && e.initial.stride_row == e.V;
+  const DecodeRing ring = wide ? decode_ring(e.K, e.V) : DecodeRing{};
+  const int64_t heads = e.N * e.H, blocks = int64_t{cuda::multiprocessor_count()} * ring.blocks;
+  if (wide && heads >= 2 * blocks && heads < int64_t{1} << 30) {
     static constexpr const char* kNames[2][2] = {{"ring_64_64", "ring_64_128"}, {"ring_128_64", "ring_128_128"}};
-    return enqueue(launch, {"recurrence_decode_cuda", kNames[e.K == 128][e.V == 128], 4 * e.V, decode_ring_bytes(e.K, e.V)},
-                   {blocks}, e);
+    const Kernel kernel = {"recurrence_decode_cuda", kNames[e.K == 128][e.V == 128], ring.threads, ring.bytes};
+    return enqueue(launch, kernel, {blocks}, e);
   }
   const char* name = e.K <= 64 ? "decode_4" : e.K <= 128 ? "decode_8" : "decode_16";
   enqueue(launch, {"recurrence_decode_cuda", name, 128}, {e.N * e.H, (e.V + 31) / 32}, e);
