@@ -21,8 +21,14 @@ bool same_shape(const View& a, const View& b) {
   return true;
 }
 
+// One that no check has anything to say about: neither null nor between elements.
+bool has_address(const View& view) {
+  const auto address = reinterpret_cast<uintptr_t>(view.data);
+  return address != 0 && address % static_cast<uintptr_t>(dtype_size(view.dtype)) == 0;
+}
+
 // The prepared struct gets the addresses of `given` where that is what was asked; nothing is written that is as it was. False
-// too when a tensor is given without an address: whether it may be is for the check to say.
+// too when a tensor is given without a proper address: whether it may be is for the check to say.
 template <size_t kBytes>
 bool recall_part(Remembered::Part<kBytes>& part, const char* given) {
   size_t from = 0;  // options lie between the tensors and behind them
@@ -30,7 +36,7 @@ bool recall_part(Remembered::Part<kBytes>& part, const char* given) {
     const size_t at = part.at[i];
     if (at > from && std::memcmp(given + from, part.asked + from, at - from) != 0) return false;
     const View& view = view_at(given, at);
-    if (!same_shape(view, view_at(part.asked, at)) || (view.given() && view.data == nullptr)) return false;
+    if (!same_shape(view, view_at(part.asked, at)) || (view.given() && !has_address(view))) return false;
     from = at + sizeof(View);
   }
   if (from < part.bytes && std::memcmp(given + from, part.asked + from, part.bytes - from) != 0) return false;

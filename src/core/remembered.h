@@ -3,7 +3,7 @@
 // no copy of its arguments: the kernel reads the prepared ones here, whose lines the other cores still hold from the last time.
 //
 // What a check reads beyond shapes and options keeps a call from being remembered (values of offsets, lengths, positive
-// numbers, ...) or is done again (Op::check, addresses that are null, the environment's choice of an implementation).
+// numbers, ...) or is done again (Op::check, addresses that are null or odd, the environment's choice of an implementation).
 #pragma once
 
 #include "op.h"

@@ -90,6 +90,20 @@ TEST(Remembered, the_environment_still_chooses) {
   EXPECT_NE(status.message().find("no_such"), std::string::npos);
 }
 
+TEST(Remembered, an_address_between_elements_is_told_every_time) {
+  Step known;
+  ASSERT_TRUE(known.run().ok());
+  for (const bool result : {false, true}) {
+    Step odd;
+    std::vector<float>& values = result ? odd.out : odd.state;
+    View view =
+        result ? View::dense(values.data(), Dtype::f32, {1, 1, 2, 3}) : View::dense(values.data(), Dtype::f32, {1, 2, 4, 3});
+    view.data = static_cast<char*>(view.data) + 2;
+    ASSERT_TRUE(odd.call.set(result ? "out" : "state", view).ok());
+    EXPECT_NE(odd.run().message().find("no multiple of 4"), std::string::npos) << result;
+  }
+}
+
 // The kernel of one call reads its prepared arguments while another call of the same kind begins and ends in the same thread.
 TEST(Remembered, a_call_inside_of_a_call_has_its_own_addresses) {
   struct Nesting final : Executor {
