@@ -113,26 +113,20 @@ __device__ __forceinline__ void update(const Engine& e, int64_t n, int h, int th
     return x + __shfl_xor_sync(0xffffffff, x, 16);
   };
   const auto over_rows4 = [&](float4 x) { return float4{over_rows(x.x), over_rows(x.y), over_rows(x.z), over_rows(x.w)}; };
-  float4 read_q = {0, 0, 0, 0};
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const float aq = s.rows[thread / 8 + 16 * i].y;
-    read_q.x = fmaf(aq, S[i].x, read_q.x), read_q.y = fmaf(aq, S[i].y, read_q.y);
-    read_q.z = fmaf(aq, S[i].z, read_q.z), read_q.w = fmaf(aq, S[i].w, read_q.w);
-  }
-  read_q = over_rows4(read_q);
-  if (lane < 8) reads.by_q[warp][lane] = read_q;
-  if (corrects) {
-    float4 read_k = {0, 0, 0, 0};
+  // The state read with the rows' numbers `factor`, by this warp.
+  const auto read = [&](float4(&parts)[8], const auto& factor) {
+    float4 sum = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const float ak = s.rows[thread / 8 + 16 * i].x;
-      read_k.x = fmaf(ak, S[i].x, read_k.x), read_k.y = fmaf(ak, S[i].y, read_k.y);
-      read_k.z = fmaf(ak, S[i].z, read_k.z), read_k.w = fmaf(ak, S[i].w, read_k.w);
+      const float a = factor(s.rows[thread / 8 + 16 * i]);
+      sum.x = fmaf(a, S[i].x, sum.x), sum.y = fmaf(a, S[i].y, sum.y);
+      sum.z = fmaf(a, S[i].z, sum.z), sum.w = fmaf(a, S[i].w, sum.w);
     }
-    read_k = over_rows4(read_k);
-    if (lane < 8) reads.by_k[warp][lane] = read_k;
-  }
+    sum = over_rows4(sum);
+    if (lane < 8) parts[lane] = sum;
+  };
+  read(reads.by_q[warp], [](const auto& row) { return row.y; });
+  if (corrects) read(reads.by_k[warp], [](const auto& row) { return row.x; });
   sync();
   const auto sum_warps = [](const float4(&parts)[4][8], int c) {
     float sum = 0;
