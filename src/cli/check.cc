@@ -331,8 +331,11 @@ void check_cases(const Plan& plan, const Arguments& args, Report* report) {
     if (status.ok() && !plan.impl.empty() && plan.impl != "all") c.impl = plan.impl;
     if (status.ok() && c.impl.empty() && plan.device == Device::cuda) {
       const std::vector<std::string> impls = impls_of(*c.op, "all", plan.device);
-      if (impls.empty()) status = bad_input("check: " + c.op->name + " has no implementation on a CUDA device");
-      if (!impls.empty()) c.impl = impls.front();
+      if (impls.empty()) {
+        status = bad_input("check: " + c.op->name + " has no implementation on a CUDA device");
+      } else {
+        c.impl = impls.front();
+      }
     }
     if (status.ok() && plan.threads > 0) c.threads = plan.threads;
     if (status.ok() && args.has("dtype") && plan.dtypes.size() == 1) c.dtype = plan.dtypes.front();

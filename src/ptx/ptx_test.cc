@@ -131,7 +131,10 @@ TEST_F(Ptx, Boxes) {
 
 TEST_F(Ptx, ExchangeInAClusterOf16) {
   const Kernel kernel = {"ptx_test_cuda", "exchange", 32, 0, 16};
-  if (clusters_at_a_time(kernel) == 0) GTEST_SKIP() << "this GPU has no room for a cluster of 16";
+  if (clusters_at_a_time(kernel) == 0) {  // some Hopper GPUs have fewer multiprocessors in a group; an H200 has enough
+    ASSERT_EQ(device_name().find("H200"), std::string::npos);
+    GTEST_SKIP() << "this GPU has no room for a cluster of 16";
+  }
   float* out = upload(std::vector<float>(16 * 130, -1));
   enqueue(launch_, kernel, {16}, out);
   const auto got = download(out, 16 * 130);
