@@ -1,9 +1,11 @@
 // linnet info OP: the declaration of an operator, its equation, and which implementation a call runs and why.
 #include <algorithm>
+#include <cctype>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "cli/command.h"
 #include "cli/print.h"
@@ -86,13 +88,48 @@ void print_tensors(const char* title, const std::vector<TensorDecl>& tensors, bo
   std::printf("\n");
 }
 
+// What the letters of this operator's shapes count; those that mean another thing elsewhere are left to the tensors' lines.
+std::string letters_text(const Op& op) {
+  static constexpr std::pair<const char*, const char*> kLetters[] = {{"B", "B batch rows"},
+                                                                     {"T", "T tokens"},
+                                                                     {"Tq", "Tq queries"},
+                                                                     {"S", "S keys"},
+                                                                     {"Tk", "Tk keys"},
+                                                                     {"H", "H heads"},
+                                                                     {"Hq", "Hq heads of queries"},
+                                                                     {"Hk", "Hk heads of keys"},
+                                                                     {"Hv", "Hv heads of values"},
+                                                                     {"Hkv", "Hkv heads of keys"},
+                                                                     {"G", "G groups of heads"},
+                                                                     {"K", "K channels of keys"},
+                                                                     {"V", "V channels of values"},
+                                                                     {"C", "C channels"},
+                                                                     {"W", "W taps"},
+                                                                     {"F", "F features"},
+                                                                     {"N+1", "N sequences"}};
+  std::string shapes, text;
+  for (const auto* tensors : {&op.inputs, &op.outputs}) {
+    for (const TensorDecl& decl : *tensors) shapes += " " + decl.shape + " " + decl.other_shape + " ";
+  }
+  const auto is_letter = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
+  for (const auto& [letter, meaning] : kLetters) {
+    const size_t length = std::strlen(letter);
+    for (size_t at = shapes.find(letter); at != std::string::npos; at = shapes.find(letter, at + 1)) {
+      if (is_letter(shapes[at - 1]) || is_letter(shapes[at + length])) continue;
+      text += (text.empty() ? "" : ", ") + std::string(meaning);
+      break;
+    }
+  }
+  return text;
+}
+
 void print_text(const Op& op, const Impl& chosen) {
   std::printf("%s: %s\n\n  %s\n\n", op.name.c_str(), op.summary.c_str(), op.equation.c_str());
   print_tensors("inputs", op.inputs, true);
   print_tensors("outputs", op.outputs, false);
   std::printf("  io: f64, f32, bf16 or f16, that of %s; acc: f32, f64 in an f64 call; the last dimension is contiguous\n",
               op.inputs.front().name.c_str());
-  std::printf("  B batch rows, T tokens (S, Tk: keys), H heads, K channels of keys, V of values; N sequences, F features\n\n");
+  std::printf("  %s\n\n", letters_text(op).c_str());
   if (!op.options.empty()) {
     alignas(std::max_align_t) char args[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
     op.construct(args, out, grads);

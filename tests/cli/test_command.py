@@ -108,10 +108,14 @@ def test_list_obeys_the_environment():
     assert json.loads(linnet("list", "--json", env={"LINNET_THREADS": "3"}).stdout)["threads"] == 3
 
 
-@pytest.mark.parametrize("name", ["softmax", "softmax_decode", "softmax_paged", "softmax_merge", "linear", "linear_decode"])
-def test_info(name):
+@pytest.mark.parametrize("name, letters", [
+    ("softmax", "B batch rows, Tq queries, Tk keys, H heads, Hkv heads of keys, K channels of keys, V channels of values, N sequences"),
+    ("softmax_decode", None), ("softmax_paged", None), ("softmax_merge", None), ("linear", None), ("linear_decode", None),
+    ("causal_conv", "B batch rows, T tokens, W taps, N sequences"),
+    ("mamba_ssd", "B batch rows, T tokens, H heads, G groups of heads, K channels of keys, V channels of values, N sequences")])
+def test_info(name, letters):
     text = linnet("info", name).stdout
-    assert "B batch rows, T tokens" in text
+    assert letters is None or f"\n  {letters}\n" in text
     declared = json.loads(linnet("info", name, "--json").stdout)
     assert declared["name"] == name and declared["summary"] in text and declared["equation"] in text
     for each in declared["inputs"] + declared["outputs"]:
