@@ -19,6 +19,9 @@
 //
 // decay_factor and expm1_or_exp: expm1 or exp, lane by lane. exp and what is made of it take Several vectors too (several.h).
 //
+// softplus(x, between) and sigmoid2(x, between) call between() where their instructions wait for each other: other work for the
+// core meanwhile, some 100 instructions, as it looks no further ahead.
+//
 // While subnormals are flushed (ftz.h) a subnormal argument counts as 0 and a subnormal result becomes 0.
 #pragma once
 
@@ -167,12 +170,17 @@ LINNET_INLINE V reduce_exp(V x, V* n) {
   return fma(*n, splat<V>(-R::kLn2Low), fma(*n, splat<V>(-R::kLn2High), x));
 }
 
+struct Nothing {
+  LINNET_INLINE void operator()() const {}
+};
+
 // exp(x) for x <= 0: one clamp less.
-template <class V>
-LINNET_INLINE V exp_nonpositive(V x) {
+template <class V, class Between = Nothing>
+LINNET_INLINE V exp_nonpositive(V x, const Between& between = {}) {
   using R = Real<V>;
   V n;
   const V r = reduce_exp(max(splat<V>(R::kExpLow), x), &n);  // in this order NaN stays
+  between();
   return scale_by_power(expm1_near(r) + typename R::T(1), n);
 }
 
@@ -182,12 +190,13 @@ LINNET_INLINE V exp(V x) {
 }
 
 // 2^t for t <= 0, the exponential of online softmax. Also right for 0 < t < 127 (1023); no clamp there.
-template <class V>
-LINNET_INLINE V exp2_nonpositive(V t) {
+template <class V, class Between = Nothing>
+LINNET_INLINE V exp2_nonpositive(V t, const Between& between = {}) {
   using R = Real<V>;
   constexpr auto magic = R::kMagic + static_cast<typename R::T>(R::kBias);
   t = max(splat<V>(R::kExp2Low), t);
   const V m = t + magic, f = t - (m - magic);
+  between();
   return fma(f, exp2_tail(f), splat<V>(typename R::T(1))) * from_bits(bits(m) << R::kMantissa);
 }
 
@@ -265,11 +274,12 @@ LINNET_INLINE V log(V x) {
 }
 
 // log(1 + e) for 0 <= e <= 1.
-template <class V>
-LINNET_INLINE V log1p_unit(V e) {
+template <class V, class Between = Nothing>
+LINNET_INLINE V log1p_unit(V e, const Between& between = {}) {
   using T = typename Real<V>::T;
   if constexpr (kSingle<V> && kFused) {  // 2 atanh(s) = e + s (s^2 q(s^2) - e), s up to 1/3, q of degree 4: 2^-33.1
     const V s = e / (e + 2.0f), z = s * s;
+    between();
     const V q = horner(z, 0x1.555558p-1f, 0x1.9996a8p-2f, 0x1.250972p-2f, 0x1.b6d698p-3f, 0x1.f1af14p-3f);
     return fma(s, fma(z, q, -e), e);
   } else {                                             // 1 + e = 1 + f or 2 (1 + f), f = e or (e - 1) / 2, both exact
@@ -299,22 +309,25 @@ LINNET_INLINE V log1p(V x) {
 template <class V>
 LINNET_INLINE V sigmoid(V x) {
   using T = typename Real<V>::T;
-  const V e = exp_nonpositive(-abs(x)), one = splat<V>(T(1));
+  const V e = exp_nonpositive(minus_abs(x)), one = splat<V>(T(1));
   return select(lt(x, V{}), e, one) / (one + e);
 }
 
 // 1 / (1 + 2^-x): sigmoid of x ln 2, for arguments that are products, into which the factor goes for nothing.
-template <class V>
-LINNET_INLINE V sigmoid2(V x) {
+template <class V, class Between = Nothing>
+LINNET_INLINE V sigmoid2(V x, const Between& between = {}) {
   using T = typename Real<V>::T;
-  const V e = exp2_nonpositive(-abs(x)), one = splat<V>(T(1));
+  const V e = exp2_nonpositive(minus_abs(x), between), one = splat<V>(T(1));
+  between();
   return select(lt(x, V{}), e, one) / (one + e);
 }
 
 // max(x, 0) + log(1 + e) with e = e^-|x|.
-template <class V>
-LINNET_INLINE V softplus(V x) {
-  return max(V{}, x) + log1p_unit(exp_nonpositive(-abs(x)));
+template <class V, class Between = Nothing>
+LINNET_INLINE V softplus(V x, const Between& between = {}) {
+  const V e = exp_nonpositive(minus_abs(x), between);
+  between();
+  return max(V{}, x) + log1p_unit(e, between);
 }
 
 // Polynomial near 0, else 1 - 2 e / (1 + e) with e = e^-2|x|.

@@ -75,8 +75,8 @@ LINNET_INLINE Several<V, N> max(const Several<V, N>& a, const Several<V, N>& b) 
   return each([](V x, V y) { return max(x, y); }, a, b);
 }
 template <class V, int N>
-LINNET_INLINE Several<V, N> abs(const Several<V, N>& a) {
-  return each([](V x) { return abs(x); }, a);
+LINNET_INLINE Several<V, N> minus_abs(const Several<V, N>& a) {
+  return each([](V x) { return minus_abs(x); }, a);
 }
 template <class V, int N>
 LINNET_INLINE auto bits(const Several<V, N>& a) {

@@ -13,7 +13,7 @@
 //   load, store              from and to T, and for T = float also Bf16 and F16; unaligned; with a count: the first n lanes
 //   broadcast, zero, iota    iota: 0, 1, 2, ...
 //   prefix(n)                mask of the lanes below n; any int n
-//   fma max min abs copysign round sqrt      elementwise
+//   fma max min abs minus_abs copysign round sqrt      elementwise
 //   lt le gt ge eq is_nan select(m, a, b)    masks combine with & | ~
 //   any(m) all(m)            of a mask
 //   sum highest lowest       over the lanes, always in the same order
@@ -169,6 +169,8 @@ LINNET_INLINE vd from_bits(vu64 a) { return reinterpret_cast<vd>(a); }
 
 LINNET_INLINE vf abs(vf a) { return from_bits(bits(a) & 0x7fffffffu); }
 LINNET_INLINE vd abs(vd a) { return from_bits(bits(a) & 0x7fffffffffffffffull); }
+LINNET_INLINE vf minus_abs(vf a) { return from_bits(bits(a) | 0x80000000u); }  // one instruction, -abs(a) two
+LINNET_INLINE vd minus_abs(vd a) { return from_bits(bits(a) | 0x8000000000000000ull); }
 LINNET_INLINE vf copysign(vf magnitude, vf sign) {
   return from_bits((bits(magnitude) & 0x7fffffffu) | (bits(sign) & 0x80000000u));
 }
