@@ -11,12 +11,13 @@
 namespace linnet::LINNET_ISA {
 namespace {
 
-constexpr int64_t kChannels = 512;  // batch rows x channels of a task
+constexpr int64_t kChannels = 512;  // of a task, at most
+constexpr int64_t kAhead = 2048;    // elements of state, so far ahead memory is asked for
 
 template <class T>
 struct Scratch {
   T *bias, *skip;   // [channels]
-  T *rate, *v, *y;  // [rows, channels]; rate: delta log2(e)
+  T *rate, *v, *y;  // [channels]; rate: delta log2(e)
   T *in, *out;      // [ldk]
   LINNET_INLINE static Scratch cut(Arena& arena, int64_t K) {
     Scratch r;
@@ -58,6 +59,8 @@ LINNET_INLINE void advance_rows(const T* A, int64_t ldA, T* state, int64_t lds, 
   using X = Vec<T>;
   V t[N], h[N], b[N], rise[N];
   Split<V> at[N];
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) __builtin_prefetch(state + j * lds + kAhead, 0, 2);
 #pragma GCC unroll 4
   for (int j = 0; j < N; ++j) t[j] = X::broadcast(rate[j]) * (kCut ? X::load(A + j * ldA, lanes) : X::load(A + j * ldA));
 #pragma GCC unroll 4
@@ -123,8 +126,9 @@ LINNET_INLINE typename Vec<T>::V join_pieces(typename Vec<T>::V (&part)[kCount])
   return part[0];
 }
 
-// A task is a block of channels of some batch rows, which share A, the bias and D. Before the states and after them it walks
-// over all of them: a softplus takes 120 cycles, which only its neighbours can fill.
+// A task is a block of channels of a batch row. Before the states and after them it walks over all of them: a softplus takes
+// 120 cycles, which only its neighbours can fill. Blocks are long, and one follows the other in memory: states in memory come
+// by asking far ahead, as the prefetchers of Zen 4 do not run ahead of 20 cycles of arithmetic a line.
 template <class T, class E>
 struct Decode {
   using X = Vec<T>;
@@ -135,26 +139,25 @@ struct Decode {
   const View &out, maps_in, maps_out;
   const ScanBlocks blocks;
   const int K;
-  Decode(const SelectiveScanDecodeArgs& a, const View& o)
+  Decode(const SelectiveScanDecodeArgs& a, const View& o, int workers)
       : args(a),
         out(o),
         maps_in(grouped(a.B)),
         maps_out(grouped(a.C)),
-        blocks(a.x.size[2], scan_groups(a.B), a.x.size[0] < 8 ? 128 : 64),
+        blocks(a.x.size[2], scan_groups(a.B), a.x.size[0] * a.x.size[2] < 6 * workers * kChannels ? kChannels / 4 : kChannels),
         K(static_cast<int>(a.A.size[1])) {}
 
-  // rate and v of a row
-  LINNET_INLINE void begin(const Scratch<T>& r, int64_t b, int64_t t, int64_t first, int width, T* rate, T* v) const {
+  // rate and v
+  LINNET_INLINE void begin(const Scratch<T>& r, int64_t b, int64_t t, int64_t first, int width) const {
     const E *dt = args.dt.at<const E>(b, t, first), *x = args.x.at<const E>(b, t, first);
     for (int c = 0; c < width; c += X::W) {
       const V delta = softplus(X::load(dt + c, width - c) + X::load(r.bias + c));
-      X::store(rate + c, exponents(delta));
-      X::store(v + c, delta * X::load(x + c, width - c));
+      X::store(r.rate + c, exponents(delta));
+      X::store(r.v + c, delta * X::load(x + c, width - c));
     }
   }
-  // y of a row, whose states have `size` elements
-  LINNET_INLINE void advance(const Scratch<T>& r, const T* A, T* state, int width, int size, const T* rate, const T* v,
-                             T* y) const {
+  // y, of states of `size` elements
+  LINNET_INLINE void advance(const Scratch<T>& r, const T* A, T* state, int width, int size) const {
     const int64_t ldA = args.A.stride[0], lds = args.state.stride[1];
     constexpr int kEach = kLaneBytes / sizeof(T);
     int c = 0;
@@ -164,52 +167,46 @@ struct Decode {
       for (int i = 0; i < X::W / kEach; ++i) {
         const int e = c + i * kEach;
         V each[kEach] = {};
-        advance_channels<kEach>(A + e * ldA, ldA, state + e * lds, lds, size, rate + e, v + e, r.in, r.out, each);
+        advance_channels<kEach>(A + e * ldA, ldA, state + e * lds, lds, size, r.rate + e, r.v + e, r.in, r.out, each);
         part[i] = fold_pieces(each);
       }
-      X::store(y + c, join_pieces<T>(part));
+      X::store(r.y + c, join_pieces<T>(part));
     }
     for (; c < width; ++c) {
       V each = X::zero();
-      advance_channels<1>(A + c * ldA, ldA, state + c * lds, lds, size, rate + c, v + c, r.in, r.out, &each);
-      y[c] = sum(each);
+      advance_channels<1>(A + c * ldA, ldA, state + c * lds, lds, size, r.rate + c, r.v + c, r.in, r.out, &each);
+      r.y[c] = sum(each);
     }
   }
-  void token(const Scratch<T>& r, int64_t row, int64_t end, int64_t t, int64_t block) const {
+  void token(const Scratch<T>& r, int64_t b, int64_t t, int64_t block) const {
     const int64_t first = blocks.first(block), group = blocks.group(block);
     const int width = blocks.width(block);
-    for (int64_t b = row; b < end; ++b) {
-      begin(r, b, t, first, width, r.rate + (b - row) * blocks.most, r.v + (b - row) * blocks.most);
+    begin(r, b, t, first, width);
+    const E *in = maps_in.at<const E>(b, t, group), *read = maps_out.at<const E>(b, t, group);
+    for (int n = 0; n < K; n += X::W) {
+      X::store(r.in + n, X::load(in + n, K - n));
+      X::store(r.out + n, X::load(read + n, K - n));
     }
-    for (int64_t b = row; b < end; ++b) {
-      const E *in = maps_in.at<const E>(b, t, group), *read = maps_out.at<const E>(b, t, group);
-      for (int n = 0; n < K; n += X::W) {
-        X::store(r.in + n, X::load(in + n, K - n));
-        X::store(r.out + n, X::load(read + n, K - n));
-      }
-      const T *A = args.A.at<const T>(first, 0), *rate = r.rate + (b - row) * blocks.most, *v = r.v + (b - row) * blocks.most;
-      T *state = args.state.at<T>(b, first, 0), *y = r.y + (b - row) * blocks.most;
-      if (K == kCommon) {
-        advance(r, A, state, width, kCommon, rate, v, y);
-      } else {
-        advance(r, A, state, width, K, rate, v, y);
-      }
+    const T* A = args.A.at<const T>(first, 0);
+    T* state = args.state.at<T>(b, first, 0);
+    if (K == kCommon) {
+      advance(r, A, state, width, kCommon);
+    } else {
+      advance(r, A, state, width, K);
     }
-    for (int64_t b = row; b < end; ++b) {
-      store_output<T, E>(args, out, b, t, first, width, r.y + (b - row) * blocks.most, r.skip);
-    }
+    store_output<T, E>(args, out, b, t, first, width, r.y, r.skip);
   }
   void run(const Launch& launch) const {
-    const int64_t B = args.x.size[0], tokens = args.x.size[1], rows = kChannels / blocks.most, groups = (B + rows - 1) / rows;
+    const int64_t tokens = args.x.size[1];
     Arena need;
     Scratch<T>::cut(need, K);
-    parallel_near(launch, groups * blocks.count, [&](int64_t task, int worker) {
+    parallel_near(launch, args.x.size[0] * blocks.count, [&](int64_t task, int worker) {
       Arena arena(launch.workspace + worker * need.used());
       const Scratch<T> r = Scratch<T>::cut(arena, K);
-      const int64_t block = task % blocks.count, row = task / blocks.count * rows, end = row + rows < B ? row + rows : B;
+      const int64_t block = task % blocks.count;
       load_channels<T, E>(args.dt_bias, args.x.dtype, blocks.first(block), blocks.width(block), r.bias);
       load_channels<T, E>(args.D, args.x.dtype, blocks.first(block), blocks.width(block), r.skip);
-      for (int64_t t = 0; t < tokens; ++t) token(r, row, end, t, block);
+      for (int64_t t = 0; t < tokens; ++t) token(r, task / blocks.count, t, block);
     });
   }
 };
@@ -218,7 +215,7 @@ struct Decode {
 
 void mamba_selective_scan_decode_forward(const SelectiveScanDecodeArgs& args, const SelectiveScanDecodeOut& out,
                                          const Launch& launch) {
-  by_dtype(args.x.dtype, [&]<class T, class E>() { Decode<T, E>(args, out.out).run(launch); });
+  by_dtype(args.x.dtype, [&]<class T, class E>() { Decode<T, E>(args, out.out, launch.workers).run(launch); });
 }
 int64_t mamba_selective_scan_decode_workspace(const SelectiveScanDecodeArgs& args, Pass, int workers) {
   return by_dtype(args.x.dtype, [&]<class T, class E>() {
