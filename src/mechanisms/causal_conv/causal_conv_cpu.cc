@@ -399,9 +399,10 @@ struct Triples {
 
 template <class T, class E>
 struct Decode {
-  static constexpr int kSteps = 16;        // tokens at a time; the state moves on between
-  static constexpr int64_t kRows = 8;      // batch rows of a task
-  static constexpr int64_t kAlone = 8192;  // elements: 5 us of one core
+  static constexpr int kSteps = 16;          // tokens at a time; the state moves on between
+  static constexpr int64_t kRows = 8;        // batch rows of a task
+  static constexpr int64_t kAlone = 8192;    // elements: 5 us of one core
+  static constexpr int64_t kFar = 24 << 20;  // bytes that no cache holds from call to call
   using X = Vec<T>;
   using V = typename X::V;
   // Vectors side by side: from the state to silu's quotient are 100 cycles, more than the core looks ahead.
@@ -411,11 +412,13 @@ struct Decode {
     const E* x;
     E *state, *out;
     int64_t x_row, state_row, out_row;
+    int64_t x_ahead, state_ahead, out_ahead;  // so much behind them lies what the next tile works on
   };
   // One token of four taps: the state's three inputs of each channel read and written where they lie. N vectors of channels
   // (kCut: one, of which `lanes` are there) of R batch rows, which share the loads of the taps. All is loaded before anything
-  // is stored: a load waits for a store in flight whose address has the same last 12 bits.
-  template <int N, int R, bool kCut>
+  // is stored: a load waits for a store in flight whose address has the same last 12 bits. kFetch: the next tile is asked for,
+  // as rows of a tile, 3 KB, are too short for the prefetchers.
+  template <int N, int R, bool kCut, bool kFetch>
   LINNET_INLINE static void step(const Tile<T>& r, const Rows& at, int c, int lanes, bool silu_follows) {
     // Three blends read each vector of state, and a load a blend is what the loop would wait for.
     const auto load = [&](const E* p, int n) { return in_register(kCut ? X::load(p, n) : X::load(p)); };
@@ -429,6 +432,12 @@ struct Decode {
 #pragma GCC unroll 3
       for (int v = 0; v < 3; ++v) flat[i][v] = load(from + v * X::W, 3 * lanes - v * X::W);
       y[i] = X::load(r.bias + channel);
+      if constexpr (kFetch) {
+#pragma GCC unroll 3
+        for (int v = 0; v < 3; ++v) __builtin_prefetch(from + v * X::W + at.state_ahead, 0, 2);
+        __builtin_prefetch(at.x + i / N * at.x_row + channel + at.x_ahead, 0, 2);
+        __builtin_prefetch(at.out + i / N * at.out_row + channel + at.out_ahead, 0, 2);
+      }
     }
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) {
@@ -460,17 +469,34 @@ struct Decode {
 #pragma GCC unroll 4
     for (int i = 0; i < N * R; ++i) store(at.out + i / N * at.out_row + c + i % N * X::W, y[i], lanes);
   }
-  template <int R>
-  static void four_taps(const CausalConvDecodeArgs& args, const View& out, const Tile<T>& r, int64_t b) {
-    const Rows at{args.x.at<const E>(b, 0, r.c0), args.state.at<E>(b, r.c0, 0),
-                  out.at<E>(b, 0, r.c0),          args.x.stride[0],
-                  args.state.stride[0],           out.stride[0]};
+  // rows: of the task, behind which lies what follows the last tile of columns.
+  template <int R, bool kFetch>
+  static void four_taps(const CausalConvDecodeArgs& args, const View& out, const Tile<T>& r, int64_t b, int64_t rows) {
+    const auto ahead = [&](const View& view, int64_t each) {
+      return r.c0 + r.cols < args.x.size[2] ? each * r.cols : rows * view.stride[0] - each * r.c0;
+    };
+    const Rows at{args.x.at<const E>(b, 0, r.c0),
+                  args.state.at<E>(b, r.c0, 0),
+                  out.at<E>(b, 0, r.c0),
+                  args.x.stride[0],
+                  args.state.stride[0],
+                  out.stride[0],
+                  ahead(args.x, 1),
+                  ahead(args.state, 3),
+                  ahead(out, 1)};
     const bool silu_follows = args.activation == ConvActivation::silu;
     constexpr int N = kBeside / R;
     int c = 0;
-    for (; c + N * X::W <= r.cols; c += N * X::W) step<N, R, false>(r, at, c, X::W, silu_follows);
-    for (; c + X::W <= r.cols; c += X::W) step<1, R, false>(r, at, c, X::W, silu_follows);
-    if (c < r.cols) step<1, R, true>(r, at, c, r.cols - c, silu_follows);
+    for (; c + N * X::W <= r.cols; c += N * X::W) step<N, R, false, kFetch>(r, at, c, X::W, silu_follows);
+    for (; c + X::W <= r.cols; c += X::W) step<1, R, false, kFetch>(r, at, c, X::W, silu_follows);
+    if (c < r.cols) step<1, R, true, kFetch>(r, at, c, r.cols - c, silu_follows);
+  }
+  template <bool kFetch>
+  static void four_taps_of_rows(const CausalConvDecodeArgs& args, const View& out, const Tile<T>& r, int64_t first,
+                                int64_t end) {
+    int64_t b = first;
+    for (; b + 2 <= end; b += 2) four_taps<2, kFetch>(args, out, r, b, end - first);
+    if (b < end) four_taps<1, kFetch>(args, out, r, b, end - first);
   }
   static int64_t worker_bytes(int W) {
     Arena arena;
@@ -487,15 +513,18 @@ struct Decode {
       // them take a third longer. Few channels are not worth a second thread.
       const int64_t rows = B * D <= kAlone ? B : B < 2 * kRows ? (B + 1) / 2 : kRows, groups = blocks(B, rows);
       const int64_t tasks = groups > 1 ? groups * columns : 1, step = groups > 1 ? columns : 1;
+      const bool far = 5 * B * D * static_cast<int64_t>(sizeof(E)) > kFar;  // state, inputs and results
       parallel_near(launch, tasks, [&](int64_t task, int worker) {
         Arena arena(launch.workspace + worker * bytes);
         Tile<T> r = Tile<T>::cut(arena, W, kSteps);
         const int64_t first = task / columns * rows, end = first + rows < B ? first + rows : B;
         for (int64_t column = task % columns; column < columns; column += step) {
           r.begin(args, column * kChannels, D);
-          int64_t b = first;
-          for (; b + 2 <= end; b += 2) four_taps<2>(args, out.out, r, b);
-          if (b < end) four_taps<1>(args, out.out, r, b);
+          if (far) {
+            four_taps_of_rows<true>(args, out.out, r, first, end);
+          } else {
+            four_taps_of_rows<false>(args, out.out, r, first, end);
+          }
         }
       });
       return;
