@@ -17,7 +17,8 @@ namespace linnet::LINNET_ISA {
 namespace {
 
 using D = Vec<double>;
-constexpr int kMostHeads = 16;  // of a task
+constexpr int kMostHeads = 16;      // of a task
+constexpr int64_t kFar = 24 << 20;  // bytes
 // Batch rows side by side, as many as 16 bytes hold: numbers of a channel for all of them are a piece [kBeside].
 template <class T>
 constexpr int kBeside = kLaneBytes / sizeof(T);
@@ -184,9 +185,9 @@ LINNET_INLINE vd dot(typename Vec<T>::V x, const vd (&y)[kParts], vd total) {
 }
 
 // x of N rows moves on by one token in place; returns sum_n sc[n] x[n - 1] of x before that. All rows are loaded before one is
-// stored.
+// stored. ahead: so much behind them lie the rows that follow, 0: they need not be asked for.
 template <int N, class T>
-LINNET_INLINE Few<T> shift(const T* sb, const T* sc, int R, Few<T> k, T* const (&x)[N]) {
+LINNET_INLINE Few<T> shift(const T* sb, const T* sc, int R, Few<T> k, T* const (&x)[N], int64_t ahead) {
   using X = Vec<T>;
   using V = typename X::V;
   V before[N] = {};
@@ -199,6 +200,10 @@ LINNET_INLINE Few<T> shift(const T* sb, const T* sc, int R, Few<T> k, T* const (
     V now[N];
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) now[j] = load(x[j]);
+    if (ahead != 0) {
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) __builtin_prefetch(x[j] + i + ahead, 0, 2);
+    }
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
       const V older = shift_lanes<T>(before[j], now[j]), next = fma(in, X::broadcast(static_cast<T>(k[j])), older);
@@ -216,7 +221,7 @@ LINNET_INLINE Few<T> shift(const T* sb, const T* sc, int R, Few<T> k, T* const (
 // X of N rows moves on by one token in place, X + ((a - 1) X + bd kv), the bracket first; returns 2 Re(c a . X) of X before
 // that.
 template <int N, class T>
-LINNET_INLINE Few<T> diagonal(const Table<T>& table, int M, Few<T> kv, T* const (&state)[N]) {
+LINNET_INLINE Few<T> diagonal(const Table<T>& table, int M, Few<T> kv, T* const (&state)[N], int64_t ahead) {
   using X = Vec<T>;
   using V = typename X::V;
   vd total[N] = {};
@@ -232,6 +237,13 @@ LINNET_INLINE Few<T> diagonal(const Table<T>& table, int M, Few<T> kv, T* const 
     Planes<T> x[N];
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) x[j] = Planes<T>::template load<kCut>(state[j] + 2 * m, left);
+    if (ahead != 0) {
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) {
+        __builtin_prefetch(state[j] + 2 * m + ahead, 0, 2);
+        __builtin_prefetch(state[j] + 2 * m + X::W + ahead, 0, 2);
+      }
+    }
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
       const V in = X::broadcast(static_cast<T>(kv[j]));
@@ -261,7 +273,12 @@ struct Decode {
   const H3DecodeArgs& args;
   Sizes s;
   bool apart;  // pairs are not neighbours
-  explicit Decode(const H3DecodeArgs& a) : args(a), s(a), apart(a.state_diag.stride[4] != 2 && a.imag.size[1] > 1) {}
+  bool far;    // no cache holds the states from call to call
+  explicit Decode(const H3DecodeArgs& a)
+      : args(a),
+        s(a),
+        apart(a.state_diag.stride[4] != 2 && a.imag.size[1] > 1),
+        far((a.state_shift.elements() + a.state_diag.elements()) * static_cast<int64_t>(sizeof(T)) > kFar) {}
   int64_t worker_bytes() const {
     Arena arena;
     Scratch<T>::cut(arena, s);
@@ -427,7 +444,8 @@ struct Decode {
     for (int j = 0; j < N; ++j) x[j] = shifts.at<T>(b + j, begin, 0);
     for (int64_t c = 0; c < channels; ++c) {
       const Few<T> k = few(r.k + c * kEach);
-      const Few<T> read = shift<N>(sb.data + c * sb.pitch, sc.data + c * sc.pitch, static_cast<int>(s.R), k, x);
+      const Few<T> read =
+          shift<N>(sb.data + c * sb.pitch, sc.data + c * sc.pitch, static_cast<int>(s.R), k, x, far ? N * shifts.stride[0] : 0);
       const Few<T> kbar = r.shift_tap[c] * k + read;
       __builtin_memcpy(r.kbar + c * kEach, &kbar, sizeof kbar);
 #pragma GCC unroll 4
@@ -445,7 +463,8 @@ struct Decode {
           Few<T> kv;
           __builtin_memcpy(&kv, r.kbar + (i * s.P + p) * kEach, sizeof kv);
           kv *= v;
-          const Few<T> read = apart ? diagonal_apart<N>(table, r.X, kv, x) : diagonal<N>(table, static_cast<int>(s.M), kv, x);
+          const Few<T> read = apart ? diagonal_apart<N>(table, r.X, kv, x)
+                                    : diagonal<N>(table, static_cast<int>(s.M), kv, x, far ? N * diag.stride[0] : 0);
           y += few(r.q + (i * s.P + p) * kEach) * (*table.tap * kv + read);
 #pragma GCC unroll 4
           for (int j = 0; j < N; ++j) x[j] += diag.stride[2];
@@ -463,7 +482,7 @@ struct Decode {
     for (int j = 0; j < N; ++j) {
       T* one[1] = {dense};
       each_pair(state[j], dense, [](T& from, T& to) { to = from; });
-      read[j] = diagonal<1>(table, static_cast<int>(s.M), Few<T>{kv[j]}, one)[0];
+      read[j] = diagonal<1>(table, static_cast<int>(s.M), Few<T>{kv[j]}, one, 0)[0];
       each_pair(state[j], dense, [](T& to, T& from) { to = from; });
     }
     return read;
