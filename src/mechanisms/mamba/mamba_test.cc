@@ -50,6 +50,7 @@ TEST(Mamba, AgreesWithTheReference) {
       "mamba_selective_scan B=2 T=0 E=6 G=1 K=4 pass=bwd with=initial_state",
       "mamba_selective_scan_decode B=3 T=2 E=70 G=1 K=16 with=D,z,dt_bias threads=2",
       "mamba_selective_scan_decode B=1 T=1 E=6 G=2 K=5 strided=1",
+      "mamba_selective_scan_decode B=8 T=1 E=1100 G=1 K=16 with=D,z,dt_bias threads=2",  // long blocks
       "mamba_ssd B=2 T=1 H=2 V=8 G=1 K=16 pass=bwd with=D,z,dt_bias,initial_state",
       "mamba_ssd B=1 T=97 H=4 V=33 G=2 K=16 pass=bwd with=D,z,dt_bias threads=3",
       "mamba_ssd B=1 T=100 H=4 V=16 G=4 K=20 N=4 dt_min=0.5 dt_max=1 other=D pass=bwd with=cu_seqlens,initial_state,D "

@@ -29,6 +29,9 @@ TEST(Metala, AgreesWithTheReference) {
       "metala_core B=1 T=97 H=3 K=20 V=33 pass=bwd with=state",
       "metala_mixer_decode B=2 T=3 H=3 K=20 V=40 with=w_aug threads=2",
       "metala_mixer_decode B=1 T=1 H=2 K=5 V=7 aug=linear strided=1",
+      "metala_mixer_decode B=2 T=2 H=5 K=70 V=128 with=w_aug threads=3",
+      "metala_mixer_decode B=2 T=1 H=3 K=64 V=64 with=w_aug,mask threads=2",
+      "metala_mixer_decode B=1 T=3 H=3 K=3 V=256 tau=4 with=w_aug",
   });
 }
 
