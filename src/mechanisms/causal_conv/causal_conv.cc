@@ -82,6 +82,7 @@ const Op& causal_conv_decode_op() {
           .cost<cost_decode>()
           .gpu_bench("B=16|256 T=1 E=6144 W=4 dtype=bf16 pass=fwd")
           .bench("B=1|16|64 T=1 E=2048 W=4 dtype=f32|bf16 pass=fwd")
+          .bench("B=1024 T=1 E=2048 W=4 dtype=f32 pass=fwd")
           .impl<ref::causal_conv_decode_forward, nullptr, ref::causal_conv_decode_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(causal_conv_decode)
           .cuda<cuda::causal_conv_decode_forward, nullptr, cuda::causal_conv_decode_workspace, cuda::causal_conv_decode_refuses>();

@@ -132,6 +132,7 @@ const Op& h3_decode_op() {
           .check<check_decode>()
           .cost<cost_decode>()
           .bench("B=1|4|16|64 T=1 C=768 R=64 H=C M=32 dtype=f32|bf16 pass=fwd")
+          .bench("B=256 T=1 C=768 R=64 H=C M=32 dtype=f32 pass=fwd")
           .impl<ref::h3_decode_forward, nullptr, ref::h3_decode_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(h3_decode);
   return op;

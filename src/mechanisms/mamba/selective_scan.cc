@@ -87,6 +87,7 @@ const Op& mamba_selective_scan_decode_op() {
           .check<check_decode>()
           .cost<cost_decode>()
           .bench("B=1|4|16|64 T=1 E=1536|5120 G=1 K=16 with=D,z,dt_bias dtype=f32 pass=fwd")
+          .bench("B=1024 T=1 E=1536 G=1 K=16 with=D,z,dt_bias dtype=f32 pass=fwd")
           .bench("B=16 T=1 E=1536 G=1 K=16 with=D,z,dt_bias dtype=bf16 pass=fwd")
           .impl<ref::mamba_selective_scan_decode_forward, nullptr, ref::mamba_selective_scan_decode_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(mamba_selective_scan_decode);
