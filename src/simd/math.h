@@ -8,6 +8,7 @@
 //
 //   function            range     ULP f32  f64   special values
 //   exp                 all           1.1  1.1   -inf: 0, inf: inf; subnormal results are right
+//   exp2                all           1.3  1.3   -inf: 0, inf: inf; subnormal results are right
 //   exp2_nonpositive    t <= 0        1.3  1.3   0: 1; -inf and t < -126.5 (-1022.5): 0; subnormal in the half before that
 //   expm1               all           1.8  2.0   -0: -0, -inf: -1, inf: inf
 //   log                 all           0.9  0.9   0: -inf, negative: NaN, inf: inf
@@ -198,6 +199,35 @@ LINNET_INLINE V exp2_nonpositive(V t, const Between& between = {}) {
   const V m = t + magic, f = t - (m - magic);
   between();
   return fma(f, exp2_tail(f), splat<V>(typename R::T(1))) * from_bits(bits(m) << R::kMantissa);
+}
+
+// t = n + f, n an integer, |f| <= 1/2; any t.
+template <class V>
+struct Split {
+  V n, f;
+};
+template <class V>
+LINNET_INLINE Split<V> split(V t) {
+#if defined(LINNET_ISA_avx512)  // an infinite t leaves f = 0
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  if constexpr (kSingle<V>) {
+    return {_mm512_maskz_roundscale_ps(kAll16, t, kNearest), _mm512_maskz_reduce_ps(kAll16, t, kNearest)};
+  } else {
+    return {_mm512_maskz_roundscale_pd(kAll8, t, kNearest), _mm512_maskz_reduce_pd(kAll8, t, kNearest)};
+  }
+#else
+  constexpr auto edge = 2 * static_cast<typename Real<V>::T>(Real<V>::kBias);
+  t = min(splat<V>(edge), max(splat<V>(-edge), t));  // in this order NaN stays
+  const V n = round(t);
+  return {n, t - n};
+#endif
+}
+
+// 2^t: on avx512 with no clamps at all.
+template <class V>
+LINNET_INLINE V exp2(V t) {
+  const Split<V> at = split(t);
+  return scale_by_power(fma(at.f, exp2_tail(at.f), splat<V>(typename Real<V>::T(1))), at.n);
 }
 
 // expm1(x) of x = n ln 2 + r and tail = e^r - 1: 2^n tail + (2^n - 1), computed with 2^(n-1) because 2^n may overflow where the

@@ -23,6 +23,7 @@ LINNET_INLINE void apply(const T* x, T* y, int64_t count, F f) {
 #define LINNET_LAMBDA __attribute__((always_inline))
 static const VectorFunction kFunctions[] = {
     LINNET_FUNCTION("exp", exp(v)),
+    LINNET_FUNCTION("exp2", exp2(v)),
     LINNET_FUNCTION("exp2_nonpositive", exp2_nonpositive(v)),
     LINNET_FUNCTION("expm1", expm1(v)),
     LINNET_FUNCTION("log", log(v)),

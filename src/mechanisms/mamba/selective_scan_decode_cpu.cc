@@ -28,28 +28,6 @@ struct Scratch {
   }
 };
 
-// t = n + f, n an integer, |f| <= 1/2.
-template <class V>
-struct Split {
-  V n, f;
-};
-template <class V>
-LINNET_INLINE Split<V> split(V t) {
-#if defined(LINNET_ISA_avx512)  // an infinite t leaves f = 0
-  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-  if constexpr (sizeof(typename Real<V>::T) == 4) {
-    return {_mm512_maskz_roundscale_ps(kAll16, t, kNearest), _mm512_maskz_reduce_ps(kAll16, t, kNearest)};
-  } else {
-    return {_mm512_maskz_roundscale_pd(kAll8, t, kNearest), _mm512_maskz_reduce_pd(kAll8, t, kNearest)};
-  }
-#else
-  constexpr auto edge = 2 * static_cast<typename Real<V>::T>(Real<V>::kBias);
-  t = min(splat<V>(edge), max(splat<V>(-edge), t));  // in this order NaN stays
-  const V n = round(t);
-  return {n, t - n};
-#endif
-}
-
 // One vector of state of N neighbours: h = 2^t h + in v, t = rate A, and y += read h. With t = n + f the power 2^n is exact, so
 // with s = 2^n h it is s + ((2^f - 1) s + in v), the bracket first: a decay near 1 (n = 0) does not drift, and one of 0 is
 // exact.
