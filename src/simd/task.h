@@ -9,6 +9,9 @@
 
 namespace linnet::LINNET_ISA {
 
+// Bytes that no cache is likely to hold from call to call: kernels that work here and there in more of them ask ahead.
+inline constexpr int64_t kBeyondCaches = 24 << 20;
+
 // Calls body(task, worker) for each task; subnormals flushed.
 template <class Body>
 void parallel(const Launch& launch, int64_t tasks, const Body& body) {

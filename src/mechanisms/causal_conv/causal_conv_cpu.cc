@@ -404,10 +404,9 @@ struct Triples {
 
 template <class T, class E>
 struct Decode {
-  static constexpr int kSteps = 16;          // tokens at a time; the state moves on between
-  static constexpr int64_t kRows = 8;        // batch rows of a task
-  static constexpr int64_t kAlone = 8192;    // elements: 5 us of one core
-  static constexpr int64_t kFar = 24 << 20;  // bytes that no cache holds from call to call
+  static constexpr int kSteps = 16;        // tokens at a time; the state moves on between
+  static constexpr int64_t kRows = 8;      // batch rows of a task
+  static constexpr int64_t kAlone = 8192;  // elements: 5 us of one core
   using X = Vec<T>;
   using V = typename X::V;
   // Vectors side by side: from the state to silu's quotient are 100 cycles, more than the core looks ahead.
@@ -518,7 +517,7 @@ struct Decode {
       // them take a third longer. Few channels are not worth a second thread.
       const int64_t rows = B * D <= kAlone ? B : B < 2 * kRows ? (B + 1) / 2 : kRows, groups = blocks(B, rows);
       const int64_t tasks = groups > 1 ? groups * columns : 1, step = groups > 1 ? columns : 1;
-      const bool far = 5 * B * D * static_cast<int64_t>(sizeof(E)) > kFar;  // state, inputs and results
+      const bool far = 5 * B * D * static_cast<int64_t>(sizeof(E)) > kBeyondCaches;  // state, inputs and results
       parallel_near(launch, tasks, [&](int64_t task, int worker) {
         Arena arena(launch.workspace + worker * bytes);
         Tile<T> r = Tile<T>::cut(arena, W, kSteps);

@@ -17,8 +17,7 @@ namespace linnet::LINNET_ISA {
 namespace {
 
 using D = Vec<double>;
-constexpr int kMostHeads = 16;      // of a task
-constexpr int64_t kFar = 24 << 20;  // bytes
+constexpr int kMostHeads = 16;  // of a task
 // Batch rows side by side, as many as 16 bytes hold: numbers of a channel for all of them are a piece [kBeside].
 template <class T>
 constexpr int kBeside = kLaneBytes / sizeof(T);
@@ -278,7 +277,7 @@ struct Decode {
       : args(a),
         s(a),
         apart(a.state_diag.stride[4] != 2 && a.imag.size[1] > 1),
-        far((a.state_shift.elements() + a.state_diag.elements()) * static_cast<int64_t>(sizeof(T)) > kFar) {}
+        far((a.state_shift.elements() + a.state_diag.elements()) * static_cast<int64_t>(sizeof(T)) > kBeyondCaches) {}
   int64_t worker_bytes() const {
     Arena arena;
     Scratch<T>::cut(arena, s);
