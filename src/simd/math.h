@@ -208,12 +208,16 @@ struct Split {
 };
 template <class V>
 LINNET_INLINE Split<V> split(V t) {
-#if defined(LINNET_ISA_avx512)  // an infinite t leaves f = 0
+#if defined(LINNET_ISA_avx512)
+  // An infinite t leaves f = 0. vreduce waits for what was in its target register before: cleared, nothing is.
   constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  V f = {};
   if constexpr (kSingle<V>) {
-    return {_mm512_maskz_roundscale_ps(kAll16, t, kNearest), _mm512_maskz_reduce_ps(kAll16, t, kNearest)};
+    __asm__("vreduceps %2, %1, %0" : "+v"(f) : "v"(t), "i"(kNearest));
+    return {_mm512_maskz_roundscale_ps(kAll16, t, kNearest), f};
   } else {
-    return {_mm512_maskz_roundscale_pd(kAll8, t, kNearest), _mm512_maskz_reduce_pd(kAll8, t, kNearest)};
+    __asm__("vreducepd %2, %1, %0" : "+v"(f) : "v"(t), "i"(kNearest));
+    return {_mm512_maskz_roundscale_pd(kAll8, t, kNearest), f};
   }
 #else
   constexpr auto edge = 2 * static_cast<typename Real<V>::T>(Real<V>::kBias);
