@@ -13,10 +13,10 @@
 //   O = L y and the next block's S begin   round and store the output while S runs
 //   softmax of the next block
 //
-// What leaves a multiprocessor binds: 16 to 18 bytes a clock, whatever sends or stores them and wherever they go (to itself, too),
-// 6,100 of the 9,700 clocks that a head takes for a, y and the output, and shuffles and loads from shared memory queue behind it.
-// Hence y leaves between exponentials, which need neither (153 us, 173 if it is sent as soon as it is rounded), and queries of
-// slots come by the copy engine into the place of the block's queries: kept in registers they cost spills, and a load of a
+// What leaves a multiprocessor binds: 16 to 18 bytes a clock, whatever sends or stores them and wherever they go (to itself,
+// too), 6,100 of the 9,700 clocks that a head takes for a, y and the output; shuffles and loads from shared memory queue behind
+// it. Hence y leaves between exponentials, which need neither (153 us, 173 if it is sent as soon as it is rounded), and queries
+// of slots come by the copy engine into the place of the block's queries: kept in registers they cost spills, and a load of a
 // spilled register waits behind the sends, too (a tenth of all waiting).
 //
 // Nothing is staged: a thread sends what it holds of a row, 4 pairs of channels, as one piece of 16 bytes. The pairs of a row
