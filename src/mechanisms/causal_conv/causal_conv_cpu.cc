@@ -511,7 +511,7 @@ struct Decode {
     const int64_t B = args.x.size[0], tokens = args.x.size[1], D = args.x.size[2], columns = blocks(D, kChannels);
     const int W = static_cast<int>(args.weight.size[1]);
     const int64_t bytes = worker_bytes(W);
-    if (tokens == 0 || B == 0) return;
+    if (tokens == 0 || B == 0 || D == 0) return;
     if (tokens == 1 && W == 4 && args.state.stride[1] == 3) {
       // A task is a tile of columns of some batch rows, which share its taps. Threads part by rows: parted by columns two of
       // them take a third longer. Few channels are not worth a second thread.

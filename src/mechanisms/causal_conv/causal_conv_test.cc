@@ -21,6 +21,7 @@ TEST(CausalConv, AgreesWithTheReference) {
       "causal_conv B=2 T=0 E=8 W=4 pass=bwd with=initial_state",
       "causal_conv_decode B=3 T=1 E=300 W=4 with=bias threads=2",
       "causal_conv_decode B=2 T=40 E=7 W=3 strided=1",
+      "causal_conv_decode B=2 T=1 E=0 W=4",
   });
 }
 
