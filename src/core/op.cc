@@ -142,8 +142,10 @@ class Evaluator {
     const std::string_view word = text_.substr(0, length);
     if (word.empty()) return false;
     text_.remove_prefix(length);
-    if (word[0] >= '0' && word[0] <= '9')
-      return std::from_chars(word.data(), word.data() + word.size(), *value).ec == std::errc();
+    if (word[0] >= '0' && word[0] <= '9') {
+      const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), *value);
+      return error == std::errc() && end == word.data() + word.size();
+    }
     if (const Dims::Entry* entry = dims_.find(word)) {
       *value = entry->value;
       return true;

@@ -413,6 +413,7 @@ TEST(OpExpressions, AreEvaluated) {
       {"huge*huge", false, 0},
       {"huge+huge", false, 0},
       {"99999999999999999999", false, 0},
+      {"2x", false, 0},
       {"cap", false, 0},
   };
   for (const auto& row : table) {
