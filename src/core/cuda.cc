@@ -271,10 +271,11 @@ void enqueue(const Launch& launch, const Kernel& kernel, const Grid& grid, void*
 
 bool encode_tensor_map(TensorMap* map, Dtype dtype, const void* data, int rank, const uint64_t* size, const uint64_t* stride,
                        const uint32_t* box) {
-  constexpr int kFloat16 = 6, kBfloat16 = 9, kSwizzle128 = 3, kPromote256 = 3;  // CU_TENSOR_MAP_...
+  constexpr int kFloat16 = 6, kBfloat16 = 9, kSwizzle128 = 3, kPromote128 = 2, kPromote256 = 3;  // CU_TENSOR_MAP_...
   const uint32_t ones[5] = {1, 1, 1, 1, 1};
+  const int promote = size[0] * 2 > 128 ? kPromote256 : kPromote128;  // no further than the row: the next may not be wanted
   return driver().cuTensorMapEncodeTiled(map, dtype == Dtype::f16 ? kFloat16 : kBfloat16, static_cast<uint32_t>(rank),
-                                         const_cast<void*>(data), size, stride, box, ones, 0, kSwizzle128, kPromote256, 0) == 0;
+                                         const_cast<void*>(data), size, stride, box, ones, 0, kSwizzle128, promote, 0) == 0;
 }
 
 Status allocate(int64_t bytes, void** memory) {

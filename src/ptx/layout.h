@@ -35,6 +35,9 @@ constexpr uint64_t descriptor(uint32_t start, uint32_t leading, uint32_t stride)
 constexpr uint64_t descriptor_k_major(uint32_t tile, uint32_t rows, uint32_t k) {
   return descriptor(tile + k / 4 * rows * kRowBytes + k % 4 * 32, 16, 1024);
 }
+// [64][8] 16-bit numbers without swizzle, rows of 16 bytes one behind the other, as M or N by K; the other 8 of K are the same
+// numbers again.
+constexpr uint64_t descriptor_pieces(uint32_t tile) { return descriptor(tile, 0, 128) & ~(uint64_t{3} << 62); }
 // Rows of the tile are K, its columns are M or N ("MN-major", transposed): rows 16 * k on. Panels of 64 columns lie `rows` rows
 // apart (leading), groups of 8 rows 1024 bytes (stride).
 constexpr uint64_t descriptor_mn_major(uint32_t tile, uint32_t rows, uint32_t k) {

@@ -52,6 +52,11 @@ TEST(PtxLayout, DescriptorFields) {
   EXPECT_EQ(field(mn_major, 16, 14), 64 * 128 / 16);
   EXPECT_EQ(field(mn_major, 32, 14), 64);
   EXPECT_EQ(field(mn_major, 62, 2), 1);
+  const uint64_t pieces = descriptor_pieces(0x2410);
+  EXPECT_EQ(field(pieces, 0, 14), 0x241);
+  EXPECT_EQ(field(pieces, 16, 14), 0);
+  EXPECT_EQ(field(pieces, 32, 14), 8);
+  EXPECT_EQ(field(pieces, 62, 2), 0);
   EXPECT_EQ(field(descriptor(0x3fff0, 16, 1024), 0, 14), 0x3fff);  // the last address
 }
 

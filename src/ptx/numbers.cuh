@@ -65,6 +65,12 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// log2(x) to 2^-22, of the result where it is more than 1; x from 2^-126 on.
+__device__ __forceinline__ float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // 1 / x to 1 unit of the last place; 0 above 2^126.
 __device__ __forceinline__ float reciprocal_fast(float x) {
   float y;

@@ -87,6 +87,17 @@ TEST_F(Ptx, ProductFromRegisters) {
   }
 }
 
+TEST_F(Ptx, ProductOfPieces) {
+  const auto a = numbers(64 * 16, 13), b = numbers(64 * 8, 14), got = product("product_pieces", a, b, 64 * 64);
+  for (size_t i = 0; i < 64; ++i) {
+    for (size_t j = 0; j < 64; ++j) {
+      float want = 0;
+      for (size_t k = 0; k < 16; ++k) want += a[i * 16 + k] * b[j * 8 + k % 8];
+      ASSERT_EQ(got[i * 64 + j], want) << i << " " << j;
+    }
+  }
+}
+
 TEST_F(Ptx, TransposedStores) {
   const auto x = numbers(64 * 64, 7), got = product("store_transposed", x, x, 64 * 64);
   for (size_t i = 0; i < 64; ++i) {
@@ -184,6 +195,19 @@ TEST_F(Ptx, RowsOfEveryType) {
       ASSERT_EQ(got[256 + i], sum(32)) << type << " " << i;
       ASSERT_EQ(got[512 + i], sum(256)) << type << " " << i;
     }
+  }
+}
+
+TEST_F(Ptx, Logarithm) {
+  std::vector<float> x(256);
+  for (size_t i = 0; i < 256; ++i) x[i] = std::exp2((static_cast<float>(i) - 128) * 0.1f);
+  const float* from = upload(x);
+  float* to = upload(std::vector<float>(256, -1e30f));
+  enqueue(launch_, {"ptx_test_cuda", "logarithm", 256}, {1}, from, to);
+  const auto got = download(to, 256);
+  for (size_t i = 0; i < 256; ++i) {
+    const double want = std::log2(static_cast<double>(x[i]));
+    EXPECT_NEAR(got[i], want, 0x1p-22 * std::fmax(1, std::fabs(want))) << x[i];
   }
 }
 

@@ -99,6 +99,30 @@ extern "C" __global__ void __launch_bounds__(128) product_registers(const float*
   store_result(d, out, 128);
 }
 
+// out [64, 64] = A [64, 16] [B B]^T, A from registers, B [64, 8] in rows of 16 bytes.
+extern "C" __global__ void __launch_bounds__(128) product_pieces(const float* a, const float* b, float* out) {
+  extern __shared__ char memory[];
+  char* tile = aligned(memory);
+  for (int i = threadIdx.x; i < 64 * 8; i += 128) reinterpret_cast<__half*>(tile)[i] = __float2half(b[i]);
+  fence_async_shared();
+  __syncthreads();
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  uint32_t r[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float* const at = a + (row + i % 2 * 8) * 16 + column + i / 2 * 8;
+    r[i] = pack<false>(at[0], at[1]);
+  }
+  hold(r);
+  float d[32];
+  wgmma_fence();
+  wgmma<false, false>(d, r, descriptor_pieces(shared_address(tile)), false);
+  wgmma_commit();
+  wgmma_wait<0>();
+  hold(d);
+  store_result(d, out, 64);
+}
+
 // out [64, 64] (f16 as float) = x [64, 64]^T through the accumulators' layout and transposed stores.
 extern "C" __global__ void __launch_bounds__(128) store_transposed(const float* x, const float*, float* out) {
   extern __shared__ char memory[];
@@ -233,6 +257,10 @@ extern "C" __global__ void __launch_bounds__(256) add_one_bf16(const void* x, vo
 }
 extern "C" __global__ void __launch_bounds__(256) add_one_f16(const void* x, void* y, float* sums) {
   add_one<__half>(x, y, sums);
+}
+
+extern "C" __global__ void __launch_bounds__(256) logarithm(const float* x, float* y) {
+  y[threadIdx.x] = log2_fast(x[threadIdx.x]);
 }
 
 // y = logistic(x), both ways.

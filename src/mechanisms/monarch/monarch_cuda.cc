@@ -50,10 +50,10 @@ bool is_16_bit(Dtype dtype) { return dtype == Dtype::bf16 || dtype == Dtype::f16
 bool is_aligned(const View& x) {
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride[0] % 8 == 0 && x.stride[1] % 8 == 0 && x.stride[2] % 8 == 0;
 }
-bool is_tuned(const MonarchGrid& g) {
-  return is_16_bit(g.q.dtype) && g.steps == 1 && !g.causal && g.q_tiles == 1 && g.k_tiles == 1 && g.T == g.S && g.K % 8 == 0 &&
-         g.V % 8 == 0 && g.K > 0 && g.V > 0 && g.K <= 128 && g.V <= 128 && g.cols <= 128 && g.rows <= 128 && is_aligned(g.q) &&
-         is_aligned(g.k) && is_aligned(g.v);
+bool is_tuned(const MonarchGrid& g) {  // a positive scale: the largest score is then that of the largest product
+  return is_16_bit(g.q.dtype) && g.scale > 0 && g.steps == 1 && !g.causal && g.q_tiles == 1 && g.k_tiles == 1 && g.T == g.S &&
+         g.K % 8 == 0 && g.V % 8 == 0 && g.K > 0 && g.V > 0 && g.K <= 128 && g.V <= 128 && g.cols <= 128 && g.rows <= 128 &&
+         is_aligned(g.q) && is_aligned(g.k) && is_aligned(g.v);
 }
 bool is_head(const MonarchGrid& g) { return is_tuned(g) && g.rows <= 16 && g.cols <= 16; }
 int64_t padded_width(const MonarchGrid& g) { return g.K <= 64 && g.V <= 64 ? 64 : 128; }
@@ -111,14 +111,14 @@ void run_tile(const Launch& launch, const MonarchGrid& g, const MonarchProblem& 
 
 bool has_positive_strides(const View& x) { return x.stride[0] >= 0 && x.stride[1] > 0 && x.stride[2] >= 0; }
 Kernel cluster_kernel(const MonarchGrid& g) {
-  constexpr int kTiles = (3 + 2 * 2) * 4 * 8192, kNormalisers = 2 * 4 * 64 * 4, kBarriers = 20 * 8;
-  return {"monarch_cluster_cuda", g.q.dtype == Dtype::bf16 ? "cluster_bf16" : "cluster_f16", 512,
-          kTiles + kNormalisers + kBarriers, 16};
+  constexpr int kTiles = (3 + 2 * 2) * 4 * 8192, kEntropies = 2 * 4 * 64 * 4, kPlaces = 4 * 4 * 16, kBarriers = 48 * 8;
+  return {"monarch_cluster_cuda", g.q.dtype == Dtype::bf16 ? "cluster_bf16" : "cluster_f16", 640,
+          kTiles + kEntropies + kPlaces + kBarriers, 16};
 }
-bool is_cluster(const MonarchGrid& g) {
-  return is_tuned(g) && padded_width(g) == 64 && g.cols == 64 && g.rows > 32 && g.rows <= 64 && g.T == g.rows * g.cols &&
-         !g.mask.given() && has_positive_strides(g.q) && has_positive_strides(g.k) && has_positive_strides(g.v) &&
-         clusters_at_a_time(cluster_kernel(g)) > 0;
+bool is_cluster(const MonarchGrid& g) {  // below that scale entropies would leave the range of f16
+  return is_tuned(g) && g.scale >= 1e-7 && padded_width(g) == 64 && g.cols == 64 && g.rows > 32 && g.rows <= 64 &&
+         g.T == g.rows * g.cols && !g.mask.given() && has_positive_strides(g.q) && has_positive_strides(g.k) &&
+         has_positive_strides(g.v) && clusters_at_a_time(cluster_kernel(g)) > 0;
 }
 void run_cluster(const Launch& launch, const MonarchGrid& g, const MonarchProblem& p) {
   const uint64_t H = static_cast<uint64_t>(g.H), B = static_cast<uint64_t>(g.B), M = static_cast<uint64_t>(g.rows);

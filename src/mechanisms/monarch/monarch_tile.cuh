@@ -206,15 +206,10 @@ struct MonarchTile {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
   }
   // p by = softmax of the rows of s factor (+ bias), the largest p of a row 1, so that the heaviest weight is not rounded; lse
-  // in base 2; a row without scores has zeros and -inf. Between exponentials `between(quarter)` may do something else.
+  // in base 2; a row without scores has zeros and -inf.
   template <bool biased>
   __device__ __forceinline__ void softmax(float (&s)[P / 64][32], uint32_t (&p)[P / 16][4], float (&by)[2],
                                           float (&lse)[2]) const {
-    softmax<biased>(s, p, by, lse, [](int) {});
-  }
-  template <bool biased, class Between>
-  __device__ __forceinline__ void softmax(float (&s)[P / 64][32], uint32_t (&p)[P / 16][4], float (&by)[2], float (&lse)[2],
-                                          const Between& between) const {
     float m[2] = {-kInfinity, -kInfinity}, total[2] = {};
 #pragma unroll
     for (int n = 0; n < P / 64; ++n) {
@@ -243,7 +238,6 @@ struct MonarchTile {
         float& x = s[n][i];
         x = ptx::power_of_2(biased ? x - m[i % 4 / 2] : fmaf(x, factor, -m[i % 4 / 2]));
         total[i % 4 / 2] += x;
-        if (n == 0 && i % 8 == 7) between(i / 8);
       }
     }
 #pragma unroll
