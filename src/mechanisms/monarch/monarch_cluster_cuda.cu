@@ -60,8 +60,8 @@ struct Cluster {
   };
   struct Memory {
     char tile[kShare][3][kTile];      // k in the middle, the others as queries_of and values_of say
-    char ay[2][kShare][2][kTile];     // of two heads and this block's slots: a and y [block][channels, pairs transposed]
     uint32_t bias[2][kSide][kShare];  // of two heads: entropies of R [block][slot], two 16-bit numbers in units of unit()
+    char ay[2][kShare][2][kTile];     // of two heads and this block's slots: a and y [block][channels, pairs transposed]
     Place places[kShare][4];          // of a warpgroup: the heads of the last rounds
     // Of a warpgroup. There are: queries and keys of a block, its values, queries of the slot, a and y.
     uint64_t keys[kShare], values[kShare], queries[kShare], a_ready[kShare], y_ready[kShare];
