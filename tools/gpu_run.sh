@@ -111,6 +111,18 @@ long_sequences() {  # the reference of each on a core of its own
   for line in "${jobs[@]}"; do wait "$line" || code=1; done
   return $code
 }
+# Heads of Monarch that fill a cluster, which random cases are too short for; scales that other kernels take, too.
+clusters() {
+  local line cases=()
+  for line in 'T=4096 S=4096 K=64 V=64 H=16 dtype=f16' 'T=4096 S=4096 K=64 V=64 H=16 dtype=bf16' \
+    'T=3008 S=3008 K=40 V=24 H=16 dtype=bf16' 'T=2112 S=2112 K=64 V=64 H=30 scale=8 dtype=f16' \
+    'T=2112 S=2112 K=64 V=64 H=2 scale=1e-6 dtype=f16' 'T=2112 S=2112 K=64 V=64 H=2 scale=1e-9 dtype=f16' \
+    'T=4096 S=4096 K=64 V=64 H=2 scale=0 dtype=f16' 'T=4096 S=4096 K=64 V=64 H=2 scale=-0.5 dtype=bf16'; do
+    cases+=(--case "monarch B=1 block=64 $line pass=fwd")
+  done
+  check "${cases[@]}" | grep -vE ' ok$|^ *check '
+  return "${PIPESTATUS[0]}"
+}
 vectors() { check tests/vectors | grep -vE ' ok$|skipped: |not compared: '; return "${PIPESTATUS[0]}"; }
 
 # What is measured: operators;case;case... The number in front: how many processes compile their peers beforehand.
@@ -160,7 +172,7 @@ bench() {  # every case beside its peer; those behind the end of the time or of 
     echo
   fi
   while read -r line; do rest+=(--case "$line"); done < <("$linnet" bench --list "${cases[@]}" | tail -n +$((finished + 1)))
-  [ ${#rest[@]} -eq 0 ] || measure 120 "${rest[@]}"
+  [ ${#rest[@]} -eq 0 ] || measure 240 "${rest[@]}"
 }
 if [ -n "${PEERS:-}" ] && [[ " $parts " == *" bench "* ]]; then
   compile_peers &
@@ -172,6 +184,7 @@ begin() {
     check)
       part "Vector files" vectors
       part "Long sequences" long_sequences
+      part "Monarch in clusters" clusters
       # shellcheck disable=SC2086
       part "Random cases" check --random "${RANDOM_CASES:-2000}" $operators
       ;;
