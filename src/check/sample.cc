@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 
 #include "check/problem.h"
 
@@ -270,8 +269,8 @@ Status sample_case(const Op& op, Random& random, const Sampling& sampling, Case*
   if (impls.empty()) {
     const Impl* best;  // obeys LINNET_ISA and LINNET_IMPL, and so do the cases: none beyond it, none but the forced one
     LINNET_TRY(choose_impl(op, Pass::forward, {}, &best));
-    const char* text = std::getenv("LINNET_IMPL");
-    const bool forced = text != nullptr && *text != '\0';
+    bool forced = false;
+    for (const ForcedImpl& each : forced_impls()) forced |= each.everywhere || each.op == op.name;
     for (const Impl& impl : op.impls) {
       const bool here = impl.device == Device::cpu && impl.missing().empty();
       const bool lesser = !forced && &impl < best && here && (impl.name != "ref" || random.chance(0.05));

@@ -52,19 +52,13 @@ Status check_environment() {
       return bad_input(std::string("LINNET_THREADS is '") + text + "', expected 1 to 1024");
     }
   }
-  const char* impls = std::getenv("LINNET_IMPL");
   std::vector<std::string> names;
   for (const Op* op : all_ops()) names.push_back(op->name);
-  for (std::string_view rest = impls == nullptr ? "" : impls; !rest.empty();) {
-    const std::string_view item = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(item.size() + 1, rest.size()));
-    const size_t colon = item.find(':');
-    if (colon == std::string_view::npos) continue;
-    const std::string_view op = item.substr(0, colon);
-    if (find_op(op) == nullptr) {
-      return bad_input("LINNET_IMPL: there is no operator '" + std::string(op) + "'" + did_you_mean(op, names));
-    }
-    if (colon + 1 == item.size()) return bad_input("LINNET_IMPL: '" + std::string(item) + "' names no implementation");
+  for (const auto& [op, impl, everywhere] : forced_impls()) {
+    if (everywhere) continue;
+    const std::string name(op);
+    if (find_op(op) == nullptr) return bad_input("LINNET_IMPL: there is no operator '" + name + "'" + did_you_mean(op, names));
+    if (impl.empty()) return bad_input("LINNET_IMPL: '" + name + ":' names no implementation");
   }
   return {};
 }

@@ -717,19 +717,27 @@ bool has_impl_on(const Op& op, Device device) {
 
 Device device_of(const Op& op, const void* args) { return view_at(args, op.inputs.front().offset).device; }
 
+std::vector<ForcedImpl> forced_impls() {
+  std::vector<ForcedImpl> list;
+  const char* text = std::getenv("LINNET_IMPL");
+  for (std::string_view rest = text == nullptr ? "" : text; !rest.empty();) {
+    const std::string_view item = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(item.size() + 1, rest.size()));
+    const size_t colon = item.find(':');
+    const bool everywhere = colon == std::string_view::npos;
+    list.push_back({everywhere ? "" : item.substr(0, colon), everywhere ? item : item.substr(colon + 1), everywhere});
+  }
+  return list;
+}
+
 Status choose_impl(const Op& op, Pass pass, const Context& context, Device device, const void* args, const Impl** chosen) {
   std::string_view wanted = context.impl == nullptr ? "" : context.impl;
-  if (const char* forced = std::getenv("LINNET_IMPL"); wanted.empty() && forced != nullptr) {
-    for (std::string_view rest = forced; !rest.empty();) {
-      const std::string_view item = rest.substr(0, rest.find(','));
-      rest = item.size() == rest.size() ? std::string_view() : rest.substr(item.size() + 1);
-      const size_t colon = item.find(':');
-      if (colon == std::string_view::npos) {
-        wanted = item;
-      } else if (item.substr(0, colon) == op.name) {
-        wanted = item.substr(colon + 1);
-      } else if (find_op(item.substr(0, colon)) == nullptr) {
-        return bad_input("LINNET_IMPL: there is no operator '" + std::string(item.substr(0, colon)) + "'");
+  if (wanted.empty()) {
+    for (const ForcedImpl& each : forced_impls()) {
+      if (each.everywhere || each.op == op.name) {
+        wanted = each.impl;
+      } else if (find_op(each.op) == nullptr) {
+        return bad_input("LINNET_IMPL: there is no operator '" + std::string(each.op) + "'");
       }
     }
   }

@@ -192,8 +192,14 @@ const Op* find_op(std::string_view name);
 Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank);
 // The sizes an output has in a prepared call (without the batch dimension when packed_rank).
 Status output_shape(const Op& op, const TensorDecl& output, const void* args, const Dims& dims, bool packed_rank, View* view);
-// The implementation a call on tensors of this device runs: context.impl, else LINNET_IMPL ("op:impl,op:impl" or "impl"), else
-// the best usable. `args`, when given, is the prepared call, which an implementation may refuse.
+// What LINNET_IMPL ("op:impl,op:impl" or "impl") names, in its order.
+struct ForcedImpl {
+  std::string_view op, impl;
+  bool everywhere;  // for all operators, `op` is empty
+};
+std::vector<ForcedImpl> forced_impls();
+// The implementation a call on tensors of this device runs: context.impl, else what LINNET_IMPL names, else the best
+// usable. `args`, when given, is the prepared call, which an implementation may refuse.
 Status choose_impl(const Op& op, Pass pass, const Context& context, Device device, const void* args, const Impl** impl);
 inline Status choose_impl(const Op& op, Pass pass, const Context& context, const Impl** impl) {
   return choose_impl(op, pass, context, Device::cpu, nullptr, impl);

@@ -135,6 +135,7 @@ def test_random_cases_obey_the_choice_of_an_implementation():
         return {check["impl"] for check in json.loads(linnet("--random", "15", "softmax", "--json", *words, env=env).stdout)["results"]}
     assert impls("--impl", "ref") == {"ref"}
     assert impls(LINNET_IMPL="ref") == {"ref"}
+    assert impls(LINNET_IMPL="linear:ref") == impls() != {"ref"}
     assert impls(LINNET_ISA="portable") <= {"ref", "portable"}
 
 
