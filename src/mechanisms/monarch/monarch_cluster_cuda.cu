@@ -14,7 +14,7 @@
 //   softmax of the next block
 //
 // What leaves a multiprocessor runs at 16 to 18 bytes a clock in rows of 64, whatever sends or stores it, and more slowly in
-// smaller pieces: 6,100 of the 7,500 clocks that a head takes for a, y and the output. To hide them, warpgroups must be free to
+// smaller pieces: 6,100 of the 7,700 clocks that a head takes for a, y and the output. To hide them, warpgroups must be free to
 // stand at different places of the sequence (times of 192 heads):
 //   - a and y of each head have barriers of their own for "all of it is here" and "all have read it" (147 us; one pair for both
 //     at the end of the sequence: 159).
