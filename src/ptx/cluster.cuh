@@ -22,15 +22,10 @@ __device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank) 
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
-// Stores that run by themselves and give their bytes to a barrier of the same block (both from address_in).
+// A store that runs by itself and gives its bytes to a barrier of the same block (both from address_in).
 __device__ __forceinline__ void send_16(uint32_t to, const uint4& x, uint32_t barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
                "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
-               : "memory");
-}
-__device__ __forceinline__ void send_4(uint32_t to, float x, uint32_t barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
-               "r"(__float_as_uint(x)), "r"(barrier)
                : "memory");
 }
 // Says that this thread has read what others may overwrite now. It publishes nothing: a release for the cluster would wait for

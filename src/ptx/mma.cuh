@@ -30,12 +30,6 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
   }
 }
 
-// 2^x, 0 for -inf.
-__device__ __forceinline__ float power_of_2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   uint4 x;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -207,33 +207,30 @@ extern "C" __global__ void __launch_bounds__(128)
   }
 }
 
-// Each of 16 blocks sends 32 pieces and a number to the next one, waits for what the one before sends, and tells it so.
-// out [16, 130]: what came, and how many threads of a warp were elected.
+// Each of 16 blocks sends 32 pieces to the next one, waits for what the one before sends, and tells it so.
+// out [16, 129]: what came, and how many threads of a warp were elected.
 extern "C" __global__ void __cluster_dims__(16) __launch_bounds__(32) exchange(float* out) {
   __shared__ float4 got[32];
-  __shared__ float one;
   __shared__ uint64_t arrived, taken;
   const uint32_t rank = cluster_rank(), next = (rank + 1) % 16, before = (rank + 15) % 16, lane = threadIdx.x;
   if (lane == 0) {
     barrier_init(&arrived, 1), barrier_init(&taken, 1);
     barrier_init_fence();
-    barrier_arrive_expect(&arrived, sizeof got + sizeof one);
+    barrier_arrive_expect(&arrived, sizeof got);
   }
   cluster_sync();
   const uint32_t there = address_in(shared_address(&arrived), next);
   send_16(address_in(shared_address(&got[lane]), next), make_uint4(rank, lane, 2, 3), there);
   const bool is = elect();
-  if (is) send_4(address_in(shared_address(&one), next), static_cast<float>(rank) + 0.5f, there);
-  __syncwarp();
   barrier_wait(&arrived, 0);
   if (is) barrier_arrive_in(address_in(shared_address(&taken), before));
   __syncwarp();
   barrier_wait(&taken, 0);
-  float* const mine = out + rank * 130;
+  float* const mine = out + rank * 129;
   const uint32_t* const words = reinterpret_cast<const uint32_t*>(&got[lane]);
   for (int i = 0; i < 4; ++i) mine[lane * 4 + i] = static_cast<float>(words[i]);
   const int votes = __popc(__ballot_sync(0xffffffffu, is));
-  if (is) mine[128] = one, mine[129] = static_cast<float>(votes);
+  if (is) mine[128] = static_cast<float>(votes);
   cluster_sync();  // nobody leaves while others may send here
 }
 

@@ -133,7 +133,7 @@ struct Head {
       float m = quad_max(fmaxf(fmaxf(x[0][0], x[0][1]), fmaxf(x[1][0], x[1][1])));
       m = m == -kInfinity ? 0 : m;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = power_of_2(x[i / 2][i % 2] - m);
+      for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = exp2_fast(x[i / 2][i % 2] - m);
       const float total = quad_sum((x[0][0] + x[0][1]) + (x[1][0] + x[1][1]));
       by[half] = total == 0 ? 0 : __fdividef(1, total);
       lse[half] = m + __log2f(total);
@@ -359,7 +359,7 @@ struct HeadGradients : Head<64, bf16> {
       const int half = i % 4 / 2, slot = lane / 4 + 8 * half;
       const float lse = lse_r[slot * kSide + block];
       float& weight = s[i / 4][i % 4];
-      weight = slot < g.cols && keys != 0 ? power_of_2(weight - lse) : 0;
+      weight = slot < g.cols && keys != 0 ? exp2_fast(weight - lse) : 0;
       total[half] = fmaf(weight, d[i / 4][i % 4], total[half]);
     }
     Base::to_left(s, p);

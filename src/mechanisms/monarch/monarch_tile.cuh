@@ -236,7 +236,7 @@ struct MonarchTile {
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         float& x = s[n][i];
-        x = ptx::power_of_2(biased ? x - m[i % 4 / 2] : fmaf(x, factor, -m[i % 4 / 2]));
+        x = ptx::exp2_fast(biased ? x - m[i % 4 / 2] : fmaf(x, factor, -m[i % 4 / 2]));
         total[i % 4 / 2] += x;
       }
     }

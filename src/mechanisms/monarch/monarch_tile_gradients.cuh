@@ -198,7 +198,7 @@ struct MonarchTileGradients : MonarchTile<D, P, bf16> {
 #pragma unroll
     for (int i = 0; i < P / 2; ++i) {
       const float add = full ? 0 : bias[i / 32 * 64 + i % 32 / 4 * 8 + lane % 4 * 2 + i % 2];
-      s[i / 32][i % 32] = ptx::power_of_2(fmaf(s[i / 32][i % 32], g.factor, add) - lse[i % 4 / 2]);
+      s[i / 32][i % 32] = ptx::exp2_fast(fmaf(s[i / 32][i % 32], g.factor, add) - lse[i % 4 / 2]);
     }
     Tile::end(d);
     float sums[2] = {};
