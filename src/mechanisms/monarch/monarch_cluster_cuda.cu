@@ -13,7 +13,7 @@
 //   O = L y and the next block's S begin   round and store the output while S runs
 //   softmax of the next block
 //
-// What leaves a multiprocessor runs at 16 to 18 bytes a clock in rows of 64, whatever sends or stores it, and more slowly in
+// What leaves a multiprocessor runs at 16 to 18 bytes a clock in pieces of 64, whatever sends or stores it, and more slowly in
 // smaller pieces: 6,100 of the 7,700 clocks that a head takes for a, y and the output. To hide them, warpgroups must be free to
 // stand at different places of the sequence (times of 192 heads):
 //   - a and y of each head have barriers of their own for "all of it is here" and "all have read it" (147 us; one pair for both
@@ -25,7 +25,8 @@
 //   - Entropies of 4 slots leave together (127 us).
 //
 // The entropy of R is what the slot's scores need besides a (monarch_tile.cuh): block programs sum it beside their weights and
-// send it as two 16-bit numbers, and a fifth step of the slot's product adds it.
+// send it as two 16-bit numbers, and a fifth step of the slot's product adds it. That step meets the entropies of 4 slots,
+// three times 0: a query that is NaN makes 4 slots of its head NaN.
 //
 // Nothing is staged: a thread sends what it holds of a row, 4 pairs of channels, as one piece of 16 bytes. The pairs of a row
 // then lie transposed, word i of piece t being channels 8 i + 2 t of each half, and that is what both sides of the slot's
@@ -40,8 +41,8 @@
 namespace linnet::cuda {
 namespace {
 
-constexpr int kSide = 64, kCluster = 16, kShare = kSide / kCluster;  // kShare: blocks, and slots, of a block of threads
-constexpr int kThreads = 128 * (kShare + 1);                         // warp i of the last warpgroup serves warpgroup i
+constexpr int kSide = 64, kCluster = kMonarchCluster, kShare = kSide / kCluster;  // kShare: blocks, and slots, of a block
+static_assert(kMonarchThreads == 128 * (kShare + 1));  // warp i of the last warpgroup serves warpgroup i
 
 // The same number, but nothing that was computed from it before: registers are short, and it is cheap to compute again.
 __device__ __forceinline__ uint32_t anew(uint32_t x) {
@@ -71,6 +72,7 @@ struct Cluster {
     // Of two heads: all of a or y has come; all warpgroups of the cluster have read it.
     uint64_t a_here[2], y_here[2], a_free[2], y_free[2];
   };
+  static_assert(sizeof(Memory) == kMonarchBytes);
 
   const MonarchProblem& g;
   const MonarchMaps& maps;
@@ -224,9 +226,9 @@ struct Cluster {
 
   // ---- weights -----------------------------------------------------------------------------------------------------------
   // p by = softmax of the rows of s, the largest p of a row 1, so that the heaviest weight is not rounded. `top`: what is
-  // subtracted from exponents; `log_mean`: of this thread's own weights, the sum of p log2 p.
+  // subtracted from exponents; `p_log_p`: sums of p log2 p of this thread's own weights.
   __device__ __forceinline__ void softmax(float (&s)[32], uint32_t (&p)[4][4], float (&by)[2], float (&top)[2],
-                                          float (&total)[2], float* log_mean) const {
+                                          float (&total)[2], float* p_log_p) const {
     top[0] = s[0], top[1] = s[2];
 #pragma unroll
     for (int k = 0; k < 32; ++k) top[k % 4 / 2] = fmaxf(top[k % 4 / 2], s[k]);
@@ -238,7 +240,7 @@ struct Cluster {
       const float t = fmaf(s[k], g.factor, -top[half]);
       s[k] = ptx::exp2_fast(t);
       total[half] = k % 4 == 2 * half && k < 4 ? s[k] : total[half] + s[k];
-      if (log_mean != nullptr) log_mean[half] = k % 4 == 2 * half && k < 4 ? s[k] * t : fmaf(s[k], t, log_mean[half]);
+      if (p_log_p != nullptr) p_log_p[half] = k % 4 == 2 * half && k < 4 ? s[k] * t : fmaf(s[k], t, p_log_p[half]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -252,10 +254,10 @@ struct Cluster {
     }
   }
   __device__ __forceinline__ void weigh_block(float (&s)[32]) {
-    float top[2], total[2], log_mean[2];
-    softmax(s, r, by, top, total, log_mean);
+    float top[2], total[2], p_log_p[2];
+    softmax(s, r, by, top, total, p_log_p);
     const bool odd = anew(lane) % 2 != 0;
-    float sum = (odd ? log_mean[1] : log_mean[0]) + __shfl_xor_sync(0xffffffffu, odd ? log_mean[0] : log_mean[1], 1);
+    float sum = (odd ? p_log_p[1] : p_log_p[0]) + __shfl_xor_sync(0xffffffffu, odd ? p_log_p[0] : p_log_p[1], 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     entropy = ptx::log2_fast(odd ? total[1] : total[0]) - sum * (odd ? by[1] : by[0]);
   }
@@ -421,7 +423,7 @@ struct Cluster {
 }  // namespace
 
 #define LINNET_MONARCH_CLUSTER(name, bf16)                                                                        \
-  extern "C" __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)                            \
+  extern "C" __global__ void __cluster_dims__(kCluster) __launch_bounds__(kMonarchThreads, 1)                     \
       name(const __grid_constant__ MonarchProblem g, const __grid_constant__ MonarchMaps maps, const int units) { \
     Cluster<bf16>::run(g, maps, static_cast<uint32_t>(units));                                                    \
   }

@@ -111,9 +111,8 @@ void run_tile(const Launch& launch, const MonarchGrid& g, const MonarchProblem& 
 
 bool has_positive_strides(const View& x) { return x.stride[0] >= 0 && x.stride[1] > 0 && x.stride[2] >= 0; }
 Kernel cluster_kernel(const MonarchGrid& g) {
-  constexpr int kTiles = (3 + 2 * 2) * 4 * 8192, kEntropies = 2 * 4 * 64 * 4, kPlaces = 4 * 4 * 16, kBarriers = 48 * 8;
-  return {"monarch_cluster_cuda", g.q.dtype == Dtype::bf16 ? "cluster_bf16" : "cluster_f16", 640,
-          kTiles + kEntropies + kPlaces + kBarriers, 16};
+  return {"monarch_cluster_cuda", g.q.dtype == Dtype::bf16 ? "cluster_bf16" : "cluster_f16", kMonarchThreads, kMonarchBytes,
+          kMonarchCluster};
 }
 bool is_cluster(const MonarchGrid& g) {  // below that scale entropies would leave the range of f16
   return is_tuned(g) && g.scale >= 1e-7 && padded_width(g) == 64 && g.cols == 64 && g.rows > 32 && g.rows <= 64 &&
