@@ -67,6 +67,20 @@ def test_monarch():
             close(got.grad, expected.grad, 3 * tolerance)
 
 
+def test_monarch_in_clusters():
+    for dtype, tolerance in ((torch.float16, 5e-4), (torch.bfloat16, 4e-3)):
+        q, k, v = inputs(dtype, T=4096, H=12)  # more heads than clusters that run at a time
+        out = linnet.monarch(q, k, v)
+        close(out, reference(linnet.monarch, (q, k, v)), tolerance)
+        assert all(torch.equal(out, linnet.monarch(q, k, v)) for _ in range(100))
+        assert torch.equal(out[1:2], linnet.monarch(q[1:2], k[1:2], v[1:2]))
+        q[1, 5 * 64 + 9, 3] = float("nan")  # reaches its slot, with 3 more that share a product, and no other head
+        new = linnet.monarch(q, k, v)
+        known = torch.ones_like(out[..., 0], dtype=torch.bool)
+        known[1, :, 3] = torch.arange(4096, device=out.device) % 64 // 4 != 2
+        assert torch.equal(new[known], out[known]) and new[1, 9::64, 3].isnan().all()
+
+
 def gradients(function, tensors, seed=2):
     """Gradients of the tensors on the GPU and in double on the CPU, the same one coming in."""
     out = function(*tensors)
