@@ -169,6 +169,13 @@ Status load_vectors(const std::string& path, std::vector<VectorFile>* files) {
     if (!file.metadata(key).empty()) continue;
     return bad_input(path + ": its metadata has no " + key + ", expected a vector file (tests/vectors/README.md)");
   }
+  if (const FileKind* kind = find_file_kind(file.metadata("mechanism"), file.metadata("operator")); kind != nullptr) {
+    VectorFile& vectors = files->emplace_back();
+    vectors.path = path;
+    vectors.name = path.substr(path.find_last_of('/') + 1);
+    vectors.kind = kind;
+    return {};
+  }
   for (const StoredCall& call : calls_of(file)) {
     VectorFile& vectors = files->emplace_back();
     vectors.path = path;
@@ -183,6 +190,13 @@ Status run_vectors(const VectorFile& file, Dtype dtype, const Setting& setting, 
   *result = Result();
   result->what = file.name;
   result->unchecked = file.unchecked;
+  if (file.kind != nullptr) {
+    SafetensorsFile opened;
+    LINNET_TRY(SafetensorsFile::open(file.path, opened));
+    result->dtype = dtype;
+    result->impl = file.kind->name;
+    return file.kind->run(opened, dtype, setting, result);
+  }
   Problem problem = file.problem;
   problem.dtype = dtype;
   for (auto* list : {&problem.inputs, &problem.incoming}) {

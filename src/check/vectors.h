@@ -5,13 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "check/check.h"
+#include "check/file_kind.h"
 
 namespace linnet::check {
 
 struct VectorFile {
   std::string path, name;              // name: without folders; of a file of many calls with that of the call
   std::string missing;                 // why it cannot be checked in this build, in words; empty: it can
+  const FileKind* kind = nullptr;      // of a file that holds no call: what follows is empty
   Problem problem;                     // in f64
   std::vector<Array> stored;           // results to compare with
   std::vector<std::string> unchecked;  // tensors that the operator does not declare

@@ -271,11 +271,36 @@ Status read_plan(const Arguments& args, Plan* plan) {
   return {};
 }
 
+void print_unchecked(const Plan& plan, const std::string& file, const std::vector<std::string>& unchecked) {
+  if (plan.json || unchecked.empty()) return;
+  std::string names;
+  for (const std::string& name : unchecked) names += (names.empty() ? "" : ", ") + name;
+  std::printf("%s: not compared: %s\n", file.c_str(), names.c_str());
+}
+
+// A file that holds no call of an operator: in every dtype that it knows.
+void check_kind(const Plan& plan, const check::VectorFile& file, Report* report) {
+  if (plan.device != Device::cpu) return report->skip(file.name, file.kind->name + " files are checked on the CPU");
+  std::vector<Dtype> dtypes = plan.dtypes;
+  if (file.kind->exact_only) std::erase_if(dtypes, [](Dtype dtype) { return dtype != Dtype::f64; });
+  if (dtypes.empty()) return report->skip(file.name, file.kind->name + " files are checked in f64 alone");
+  const int threads = plan.threads > 0 ? plan.threads : default_executor().workers();
+  Result result;
+  for (const Dtype dtype : dtypes) {
+    const std::string impl = plan.impl == "all" ? "" : plan.impl;
+    const Status ran = check::run_vectors(file, dtype, {.impl = impl, .threads = threads}, &result);
+    if (!ran.ok()) return report->refuse(ran);
+    report->add(file.name, result, true);
+  }
+  print_unchecked(plan, file.name, result.unchecked);
+}
+
 void check_call(const Plan& plan, check::VectorFile file, Report* report) {
   if (!file.missing.empty()) {
     report->skip(file.name, file.missing);
     return;
   }
+  if (file.kind != nullptr) return check_kind(plan, file, report);
   if (!plan.backward) file.problem.gradients.clear();
   const Op& op = *file.problem.op;
   const bool on_gpu = plan.device == Device::cuda;
@@ -305,11 +330,7 @@ void check_call(const Plan& plan, check::VectorFile file, Report* report) {
       report->add(file.name, result, true);
     }
   }
-  if (!plan.json && !file.unchecked.empty()) {
-    std::string names;
-    for (const std::string& name : file.unchecked) names += (names.empty() ? "" : ", ") + name;
-    std::printf("%s: not compared: %s\n", file.name.c_str(), names.c_str());
-  }
+  print_unchecked(plan, file.name, file.unchecked);
 }
 
 void check_files(const Plan& plan, Report* report) {

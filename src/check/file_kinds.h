@@ -1,0 +1,1 @@
+// Every kind of vector file that is no call of an operator: one line each, for a function `const FileKind& NAME_files()`.
