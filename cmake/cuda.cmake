@@ -1,5 +1,6 @@
-# linnet_cuda_sources(target source...): compiles each *_cuda.cu ahead of time into an image (cubin) that target carries, where
-# there is an nvcc. src/core/cuda.h loads the images through the driver at run time: the library links nothing of CUDA.
+# linnet_cuda_sources(target source...): compiles each *.cu ahead of time into an image (cubin) that target carries, where there
+# is an nvcc. An image is named by the path of its source below src/mechanisms (or src): recurrence/cuda/delta/walk_bf16.
+# src/core/cuda.h loads the images through the driver at run time: the library links nothing of CUDA.
 # The variable LINNET_CUDA_IMAGES of the environment names a folder of images that were just compiled from the same sources.
 find_program(LINNET_NVCC nvcc HINTS /usr/local/cuda/bin)
 if(LINNET_NVCC)
@@ -20,7 +21,8 @@ function(linnet_cuda_sources target)
       message(FATAL_ERROR "LINNET_CUDA is ON, but there is no nvcc: install the CUDA toolkit, or configure with -DLINNET_CUDA=OFF")
     endif()
     foreach(source ${ARGN})
-      get_filename_component(name ${source} NAME_WE)
+      string(REGEX REPLACE "^${CMAKE_SOURCE_DIR}/src/(mechanisms/)?(.*)\\.cu$" "\\2" name ${source})
+      string(REPLACE "/" "_" symbol linnet_${name})
       set(image ${CMAKE_BINARY_DIR}/cuda/${name}.cubin)
       if(EXISTS "$ENV{LINNET_CUDA_IMAGES}/${name}.cubin")
         set(image "$ENV{LINNET_CUDA_IMAGES}/${name}.cubin")
@@ -30,9 +32,9 @@ function(linnet_cuda_sources target)
             -MD -MF ${image}.d -MT ${image} -o ${image} ${source}
           DEPFILE ${image}.d COMMENT "Building CUDA image ${name}.cubin" VERBATIM)
       endif()
-      linnet_embed(${target} linnet_${name} ${image})
-      string(APPEND declarations "extern \"C\" const char linnet_${name}_begin[];\n")
-      string(APPEND rows "  if (std::strcmp(name, \"${name}\") == 0) return linnet_${name}_begin;\n")
+      linnet_embed(${target} ${symbol} ${image})
+      string(APPEND declarations "extern \"C\" const char ${symbol}_begin[];\n")
+      string(APPEND rows "  if (std::strcmp(name, \"${name}\") == 0) return ${symbol}_begin;\n")
       math(EXPR count "${count} + 1")
     endforeach()
   endif()

@@ -31,6 +31,6 @@ build=build-lint
 options=(-DLINNET_TESTS=OFF -DLINNET_TORCH=OFF)
 if [[ ! -f $build/CMakeCache.txt ]] && command -v ninja >/dev/null; then options+=(-G Ninja); fi
 cmake --log-level=NOTICE -S . -B "$build" "${options[@]}"
-mapfile -t tidied < <(sed -n 's/^ *"file": "\(.*\)".*/\1/p' "$build/compile_commands.json" | grep -F "$PWD/src/" | grep -v '_cpu\.cc$' | sort -u)
+mapfile -t tidied < <(sed -n 's/^ *"file": "\(.*\)".*/\1/p' "$build/compile_commands.json" | grep -F "$PWD/src/" | grep -vE '(_cpu|/cpu/[^/]*)\.cc$' | sort -u)
 echo "clang-tidy: ${#tidied[@]} files"
 printf '%s\0' "${tidied[@]}" | xargs -0 -n 1 -P "$jobs" clang-tidy -p "$build" --quiet --warnings-as-errors='*' 2> >(grep -v 'warnings generated' >&2)

@@ -4,9 +4,11 @@
 
 #include <cmath>
 
+#include "bench/ceiling_loops.h"
 #include "bench/machine.h"
 #include "bench/work.h"
 #include "core/tolerance.h"
+#include "simd/simd.h"
 
 namespace linnet::bench {
 namespace {
@@ -170,6 +172,22 @@ TEST(Peer, a_python_without_torch_is_told) {
     const Status status = Peer::start(python, 1, &peer);
     EXPECT_EQ(status.code(), Code::impossible);
     EXPECT_NE(status.message().find("pip install torch"), std::string::npos) << status.message();
+  }
+}
+
+TEST(CeilingLoops, count_their_work) {
+  for (const Isa isa : kIsas) {
+    if (*isa_missing(isa) != '\0') continue;
+    const CeilingLoops& c = ceiling_loops(isa);
+    EXPECT_GT(c.multiply_add_f32(1000), 0);
+    EXPECT_EQ(c.multiply_add_f32(2000), 2 * c.multiply_add_f32(1000));
+    EXPECT_EQ(c.multiply_add_f64(1000), c.multiply_add_f32(1000) / 2);
+    if (isa == Isa::avx512 && simd_has_bf16_products()) {
+      EXPECT_EQ(c.multiply_add_bf16(1000), 2 * c.multiply_add_f32(1000));
+    }
+    std::vector<float> x(1003, 2.0f);  // no multiple of the lanes
+    EXPECT_EQ(c.update_f32(x.data(), 1003, 3), 3.0 * 8 * 1003);
+    for (const float v : x) EXPECT_NEAR(v, 0.999 * (0.999 * (0.999 * 2 + 0.001) + 0.001) + 0.001, 1e-6);
   }
 }
 

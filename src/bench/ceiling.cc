@@ -6,9 +6,9 @@
 #include <thread>
 #include <vector>
 
+#include "bench/ceiling_loops.h"
 #include "bench/timing.h"
 #include "core/cuda.h"
-#include "simd/simd.h"
 
 namespace linnet::bench {
 namespace {
@@ -54,7 +54,7 @@ double Ceilings::flops(Dtype dtype) {
 }
 
 double Ceilings::flops_once(int kind) const {
-  const linnet::Ceilings& kernels = simd_ceilings(isa_);
+  const CeilingLoops& kernels = ceiling_loops(isa_);
   const auto loop = kind == 2 ? kernels.multiply_add_bf16 : kind == 1 ? kernels.multiply_add_f64 : kernels.multiply_add_f32;
   constexpr int64_t kIterations = 4096;  // some 20 us: looking at the clock costs nothing
   std::vector<double> done(static_cast<size_t>(threads_));
@@ -80,7 +80,7 @@ double Ceilings::bytes(int64_t working_set) {
 }
 
 double Ceilings::bytes_once(int64_t part) {
-  const auto loop = simd_ceilings(isa_).update_f32;
+  const auto loop = ceiling_loops(isa_).update_f32;
   const int64_t rounds = std::max<int64_t>((int64_t{1} << 20) / part, 1);
   std::vector<double> done(static_cast<size_t>(threads_));
   const double elapsed = together(threads_, [&](int thread, bool warm_up) {
@@ -105,7 +105,8 @@ Status GpuCeilings::measure(Dtype dtype) {
   const bool matrix = dtype != Dtype::f32;
   const int64_t blocks = int64_t{4} * cuda::multiprocessor_count();
   const double operations = static_cast<double>(blocks) * (matrix ? 2.0 * 64 * 128 * 16 * (1 << 15) : 2.0 * 256 * (1 << 18));
-  const cuda::Kernel kernel = {"ceiling_cuda", matrix ? "products" : "multiply_adds", matrix ? 128 : 256, matrix ? 32768 : 0};
+  const cuda::Kernel kernel = {"bench/ceiling_cuda", matrix ? "products" : "multiply_adds", matrix ? 128 : 256,
+                               matrix ? 32768 : 0};
   for (int i = 0; i < 5; ++i) {
     cuda::Event start, middle, end;
     start.record();

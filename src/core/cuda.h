@@ -34,7 +34,7 @@ class Scope {
   const char* error_ = nullptr;
 };
 
-// A kernel of an image; `image` is the name of its source without .cu.
+// A kernel of an image; `image` is the path of its source below src/mechanisms (or src) without .cu.
 struct Kernel {
   const char* image;
   const char* name;

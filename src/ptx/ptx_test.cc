@@ -35,7 +35,7 @@ class Ptx : public testing::Test {
   std::vector<float> product(const char* kernel, const std::vector<float>& a, const std::vector<float>& b, size_t count) {
     float* out = upload(std::vector<float>(count, -1e30f));
     const float *pa = upload(a), *pb = upload(b);
-    enqueue(launch_, {"ptx_test_cuda", kernel, 128, 40 * 1024}, {1}, pa, pb, out);
+    enqueue(launch_, {"ptx/ptx_test_cuda", kernel, 128, 40 * 1024}, {1}, pa, pb, out);
     return download(out, count);
   }
   std::vector<float> download(const float* from, size_t count) {
@@ -129,7 +129,7 @@ TEST_F(Ptx, Boxes) {
   for (const int t : {0, 37, 64, 128}) {
     float* out = upload(std::vector<float>(64 * 128, -1e30f));
     const int h = 2, b = 1;
-    enqueue(launch_, {"ptx_test_cuda", "copy_box", 128, 20 * 1024}, {1}, map, out, t, h, b);
+    enqueue(launch_, {"ptx/ptx_test_cuda", "copy_box", 128, 20 * 1024}, {1}, map, out, t, h, b);
     const auto got = download(out, 64 * 128);
     for (int i = 0; i < 64; ++i) {
       for (int c = 0; c < 128; ++c) {
@@ -141,7 +141,7 @@ TEST_F(Ptx, Boxes) {
 }
 
 TEST_F(Ptx, ExchangeInAClusterOf16) {
-  const Kernel kernel = {"ptx_test_cuda", "exchange", 32, 0, 16};
+  const Kernel kernel = {"ptx/ptx_test_cuda", "exchange", 32, 0, 16};
   if (clusters_at_a_time(kernel) == 0) {  // some Hopper GPUs have fewer multiprocessors in a group; an H200 has enough
     ASSERT_EQ(device_name().find("H200"), std::string::npos);
     GTEST_SKIP() << "this GPU has no room for a cluster of 16";
@@ -179,7 +179,7 @@ TEST_F(Ptx, RowsOfEveryType) {
     const uint32_t* from = upload(words);
     uint32_t* to = upload(std::vector<uint32_t>(1024));
     float* sums = upload(std::vector<float>(768, -1e30f));
-    enqueue(launch_, {"ptx_test_cuda", kernel, 256}, {1}, from, to, sums);
+    enqueue(launch_, {"ptx/ptx_test_cuda", kernel, 256}, {1}, from, to, sums);
     const auto got = download(sums, 768);
     std::vector<uint32_t> back(1024);
     ASSERT_TRUE(copy_to_host(back.data(), to, 4096).ok());
@@ -202,7 +202,7 @@ TEST_F(Ptx, Logarithm) {
   for (size_t i = 0; i < 256; ++i) x[i] = std::exp2((static_cast<float>(i) - 128) * 0.1f);
   const float* from = upload(x);
   float* to = upload(std::vector<float>(256, -1e30f));
-  enqueue(launch_, {"ptx_test_cuda", "logarithm", 256}, {1}, from, to);
+  enqueue(launch_, {"ptx/ptx_test_cuda", "logarithm", 256}, {1}, from, to);
   const auto got = download(to, 256);
   for (size_t i = 0; i < 256; ++i) {
     const double want = std::log2(static_cast<double>(x[i]));
@@ -215,7 +215,7 @@ TEST_F(Ptx, Logistic) {
   for (size_t i = 0; i < 256; ++i) x[i] = (static_cast<float>(i) - 128) * 0.8f;
   const float* from = upload(x);
   float* to = upload(std::vector<float>(512, -1));
-  enqueue(launch_, {"ptx_test_cuda", "logistic_both", 256}, {1}, from, to);
+  enqueue(launch_, {"ptx/ptx_test_cuda", "logistic_both", 256}, {1}, from, to);
   const auto got = download(to, 512);
   for (size_t i = 0; i < 256; ++i) {
     const double want = 1 / (1 + std::exp(-static_cast<double>(x[i])));

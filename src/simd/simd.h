@@ -1,12 +1,8 @@
 // simd: the vector layer seen from outside, one table per instruction set.
 //
-//   const Ceilings& c = simd_ceilings(Isa::avx512);
-//   const double flops = c.multiply_add_f32(100000);         // time this call: flops / seconds is the peak of one core
-//   const double bytes = c.update_f32(buffer, count, 10);    // bytes / seconds is the ceiling of a decode step
-//
 // Kernels do not use this header: they include vec.h, math.h, tile.h and gemm.h and are compiled per instruction set
-// themselves. Here are the measured ceilings that `linnet bench` compares with, and the functions of those headers over plain
-// arrays, for the tests. Ask only for an instruction set that isa_missing() does not refuse.
+// themselves. Here are the functions of those headers over plain arrays, for the tests. Ask only for an instruction set that
+// isa_missing() does not refuse.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +11,6 @@
 #include "core/isa.h"
 
 namespace linnet {
-
-struct Ceilings {
-  double (*multiply_add_f32)(int64_t iterations);  // register-only fused multiply-adds; returns floating-point operations
-  double (*multiply_add_f64)(int64_t iterations);
-  double (*multiply_add_bf16)(int64_t iterations);  // bf16 pairs, float sums; call only where simd_has_bf16_products()
-  double (*update_f32)(float* x, int64_t count, int64_t rounds);  // x = a x + b, `rounds` times; returns bytes read + written
-};
-const Ceilings& simd_ceilings(Isa isa);
 
 // y[i] = f(x[i]) for i < count; nothing behind is touched.
 struct VectorFunction {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/ceiling_loops.h"
 #include "simd/simd.h"
 
 namespace linnet {
@@ -50,14 +51,14 @@ void bench_products(const std::vector<Isa>& isas) {
   for (size_t i = 0; i < 2 * (isas.size() + (simd_has_bf16_products() ? 1 : 0)); ++i) std::printf("---|");
   std::vector<double> peak;
   for (const Isa isa : isas) {
-    peak.push_back(simd_ceilings(isa).multiply_add_f32(10000) /
-                   best_of([&] { simd_ceilings(isa).multiply_add_f32(10000); }, 100));
+    peak.push_back(ceiling_loops(isa).multiply_add_f32(10000) /
+                   best_of([&] { ceiling_loops(isa).multiply_add_f32(10000); }, 100));
   }
   std::printf("\n| peak, GFLOP/s |");
   for (const double p : peak) std::printf(" %.0f | |", p);
   double pair_peak = 0;
   if (simd_has_bf16_products()) {
-    const auto work = simd_ceilings(Isa::avx512).multiply_add_bf16;
+    const auto work = ceiling_loops(Isa::avx512).multiply_add_bf16;
     pair_peak = work(10000) / best_of([&] { work(10000); }, 100);
     std::printf(" %.0f | |", pair_peak);
   }
@@ -156,8 +157,8 @@ void bench_update(Isa isa) {
   const int64_t sizes[] = {16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 128 << 20};
   for (const int64_t bytes : sizes) {
     std::vector<float> x(static_cast<size_t>(bytes / 4), 1.0f);
-    const double moved = simd_ceilings(isa).update_f32(x.data(), bytes / 4, 1);
-    const double ns = best_of([&] { simd_ceilings(isa).update_f32(x.data(), bytes / 4, 1); }, bytes > (8 << 20) ? 10 : 100);
+    const double moved = ceiling_loops(isa).update_f32(x.data(), bytes / 4, 1);
+    const double ns = best_of([&] { ceiling_loops(isa).update_f32(x.data(), bytes / 4, 1); }, bytes > (8 << 20) ? 10 : 100);
     std::printf(" %lld KB: %.0f GB/s |", static_cast<long long>(bytes >> 10), moved / ns);
   }
   std::printf("\n");

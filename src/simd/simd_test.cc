@@ -758,20 +758,5 @@ TEST(FlushSubnormals, lives_as_long_as_its_scope) {
 }
 #endif
 
-TEST(Ceilings, count_their_work) {
-  for (const Isa isa : usable()) {
-    const Ceilings& c = simd_ceilings(isa);
-    EXPECT_GT(c.multiply_add_f32(1000), 0);
-    EXPECT_EQ(c.multiply_add_f32(2000), 2 * c.multiply_add_f32(1000));
-    EXPECT_EQ(c.multiply_add_f64(1000), c.multiply_add_f32(1000) / 2);
-    if (isa == Isa::avx512 && simd_has_bf16_products()) {
-      EXPECT_EQ(c.multiply_add_bf16(1000), 2 * c.multiply_add_f32(1000));
-    }
-    std::vector<float> x(1003, 2.0f);  // no multiple of the lanes
-    EXPECT_EQ(c.update_f32(x.data(), 1003, 3), 3.0 * 8 * 1003);
-    for (const float v : x) EXPECT_NEAR(v, 0.999 * (0.999 * (0.999 * 2 + 0.001) + 0.001) + 0.001, 1e-6);
-  }
-}
-
 }  // namespace
 }  // namespace linnet

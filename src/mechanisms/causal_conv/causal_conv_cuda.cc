@@ -8,7 +8,7 @@
 namespace linnet::cuda {
 namespace {
 
-constexpr const char* kImage = "causal_conv_cuda";
+constexpr const char* kImage = "causal_conv/causal_conv_cuda";
 constexpr int kThreads = 128, kTaps = 4;  // the kernels' fast form has 4 taps
 
 ConvTensor tensor_of(const View& view) {

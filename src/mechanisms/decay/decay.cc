@@ -1,6 +1,6 @@
 #include "decay.h"
 
-#include "mechanisms/recurrence/recurrence_declare.h"
+#include "mechanisms/recurrence/declare.h"
 
 namespace linnet {
 namespace {

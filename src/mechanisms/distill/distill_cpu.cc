@@ -3,9 +3,9 @@
 // and cut chunks where that grows; gradients of the features through the same products back.
 #include "core/half.h"
 #include "distill.h"
-#include "mechanisms/features/mapped.h"
 #include "mechanisms/linear/linear.h"
-#include "mechanisms/recurrence/walk.h"
+#include "mechanisms/recurrence/cpu/walk.h"
+#include "mechanisms/shared/mapped.h"
 #include "simd/gemm.h"
 #include "simd/math.h"
 #include "simd/tile.h"
@@ -168,7 +168,7 @@ void each_chunk(const Shape& s, const Launch& launch, const Body& body) {
 template <class T>
 void attend(const DistillArgs& args, const Shape& s, const Work<T>& r, const Launch& launch, const Launch& rest) {
   load_features(args, s, r.f);
-  // v0, the first value that takes part, is taken off the values and added to the results: see mapped.h.
+  // v0, the first value that takes part, is taken off the values and added to the results: see shared/mapped.h.
   parallel(launch, s.B * s.H, [&](int64_t task, int) {
     const int64_t b = task / s.H, h = task % s.H;
     T* v0 = r.v0 + task * s.V;

@@ -6,8 +6,8 @@
 // scores go to the plain loops of the reference, whose results they must equal digit by digit.
 #include "core/half.h"
 #include "distill.h"
-#include "mechanisms/features/mapped.h"
-#include "mechanisms/recurrence/walk.h"
+#include "mechanisms/recurrence/cpu/walk.h"
+#include "mechanisms/shared/mapped.h"
 #include "simd/gemm.h"
 #include "simd/math.h"
 #include "simd/tile.h"

@@ -6,7 +6,7 @@
 #include "core/launch.h"
 #include "distill.h"
 #include "distill_spectra.h"
-#include "mechanisms/features/ref_rows.h"
+#include "mechanisms/shared/ref_rows.h"
 
 namespace linnet::ref {
 namespace {

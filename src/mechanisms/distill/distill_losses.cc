@@ -5,7 +5,7 @@
 
 #include "core/launch.h"
 #include "distill.h"
-#include "mechanisms/features/ref_rows.h"
+#include "mechanisms/shared/ref_rows.h"
 
 namespace linnet {
 namespace {

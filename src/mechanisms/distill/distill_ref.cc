@@ -4,8 +4,8 @@
 
 #include "core/launch.h"
 #include "distill.h"
-#include "mechanisms/features/ref_rows.h"
 #include "mechanisms/linear/linear.h"
+#include "mechanisms/shared/ref_rows.h"
 
 namespace linnet::ref {
 namespace {

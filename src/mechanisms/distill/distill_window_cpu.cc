@@ -10,7 +10,7 @@
 #include "distill.h"
 #include "distill_spectra.h"
 #include "mechanisms/features/features_maps.h"
-#include "mechanisms/recurrence/walk.h"
+#include "mechanisms/recurrence/cpu/walk.h"
 
 namespace linnet::LINNET_ISA {
 namespace {

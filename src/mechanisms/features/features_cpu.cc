@@ -1,4 +1,4 @@
-// Attention through the feature maps, on the vector units: the walks of mapped.h with the maps of features_maps.h.
+// Attention through the feature maps, on the vector units: the walks of shared/mapped.h with the maps of features_maps.h.
 //
 // focused is a map of a whole token, all heads together: its features are written to the workspace, the walks take them as they
 // are, and the gradient of the features goes through the map afterwards, token by token. efficient, not causal, takes its keys'
@@ -6,8 +6,8 @@
 #include "core/half.h"
 #include "features.h"
 #include "features_maps.h"
-#include "mapped.h"
-#include "mechanisms/recurrence/walk.h"
+#include "mechanisms/recurrence/cpu/walk.h"
+#include "mechanisms/shared/mapped.h"
 
 namespace linnet::LINNET_ISA {
 namespace {

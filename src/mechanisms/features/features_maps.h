@@ -1,9 +1,10 @@
-// The maps of features.h on rows of dense scratch, forward and backward, for sources compiled per instruction set (mapped.h).
+// The maps of features.h on rows of dense scratch, forward and backward, for sources compiled per instruction set
+// (shared/mapped.h).
 #pragma once
 
 #include "features_shape.h"
-#include "mapped.h"
-#include "mechanisms/recurrence/chunk.h"
+#include "mechanisms/recurrence/cpu/chunk.h"
+#include "mechanisms/shared/mapped.h"
 #include "simd/gemm.h"
 #include "simd/math.h"
 #include "simd/tile.h"

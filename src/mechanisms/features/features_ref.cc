@@ -1,10 +1,10 @@
-// The maps of features.h in plain double loops; sums by mapped_ref.h.
+// The maps of features.h in plain double loops; sums by shared/mapped_ref.h.
 #include <cmath>
 
 #include "features.h"
 #include "features_shape.h"
-#include "mapped_ref.h"
-#include "ref_rows.h"
+#include "mechanisms/shared/mapped_ref.h"
+#include "mechanisms/shared/ref_rows.h"
 
 namespace linnet::ref {
 namespace {

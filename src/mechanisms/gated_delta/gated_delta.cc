@@ -1,6 +1,6 @@
 #include "gated_delta.h"
 
-#include "mechanisms/recurrence/recurrence_declare.h"
+#include "mechanisms/recurrence/declare.h"
 
 namespace linnet {
 namespace {

@@ -1,10 +1,10 @@
-// InLine attention on the vector units: the centred walks of features/mapped.h, with the kernel as their map; the local
+// InLine attention on the vector units: the centred walks of shared/mapped.h, with the kernel as their map; the local
 // residual beside them; and decoding by Welford's recurrence, one pass over M per token.
 #include "core/half.h"
 #include "inline.h"
-#include "mechanisms/features/mapped.h"
-#include "mechanisms/recurrence/decode.h"
-#include "mechanisms/recurrence/walk.h"
+#include "mechanisms/recurrence/cpu/decode.h"
+#include "mechanisms/recurrence/cpu/walk.h"
+#include "mechanisms/shared/mapped.h"
 #include "simd/math.h"
 
 namespace linnet::LINNET_ISA {

@@ -1,6 +1,6 @@
-// l2_norm on the GPU: the rows of norm_rows.h without gate and weight.
+// l2_norm on the GPU: the rows of shared/norm_rows.h without gate and weight.
 #include "l2_norm.h"
-#include "mechanisms/rms_norm_gated/norm_rows.h"
+#include "mechanisms/shared/norm_rows.h"
 
 namespace linnet::cuda {
 

@@ -1,7 +1,7 @@
-// linear on the GPU: elementwise maps; everything is a call of the recurrence engine (recurrence_cuda.h).
+// linear on the GPU: elementwise maps; everything is a call of the recurrence engine (recurrence/cuda/engine.h).
 #include "linear.h"
 #include "linear_shape.h"
-#include "mechanisms/recurrence/recurrence_launch.h"
+#include "mechanisms/recurrence/cuda/launch.h"
 
 namespace linnet::cuda {
 namespace {
@@ -270,10 +270,10 @@ void linear_backward(const LinearArgs& args, const LinearOut& out, const LinearG
   if (args.normalize) {
     const int64_t rows = s.B * s.T * s.H, values = s.B * s.S * s.Hv;
     const int32_t H = static_cast<int32_t>(s.H), Hv = static_cast<int32_t>(s.Hv), V = static_cast<int32_t>(s.V);
-    enqueue(launch, {"linear_rows_cuda", "widen_gradient", 256}, {(rows + 7) / 8}, rows_of(grads.dout, s.H),
+    enqueue(launch, {"linear/linear_rows_cuda", "widen_gradient", 256}, {(rows + 7) / 8}, rows_of(grads.dout, s.H),
             rows_of(out.out, s.H), scalars_of(out.den), rows, s.T, H, V, plan.wide.dout);
-    enqueue(launch, {"linear_rows_cuda", "widen_values", 256}, {(values + 7) / 8}, rows_of(args.v, s.Hv), values, s.S, Hv, V,
-            plan.wide.v);
+    enqueue(launch, {"linear/linear_rows_cuda", "widen_values", 256}, {(values + 7) / 8}, rows_of(args.v, s.Hv), values, s.S,
+            Hv, V, plan.wide.v);
     copy_states(launch, state_part(plan.wide.initial), states_of(args.initial_state), s.N, s.H, s.K, s.V);
     copy_states(launch, z_part(plan.wide.initial), vectors_of(args.initial_z), s.N, s.H, s.K, 1);
     copy_states(launch, state_part(plan.wide.dfinal), states_of(grads.dfinal_state), s.N, s.H, s.K, s.V);

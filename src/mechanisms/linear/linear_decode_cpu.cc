@@ -1,11 +1,12 @@
-// linear_decode on the vector units: per (batch row, head) and token one pass over the state, in place (recurrence/decode.h).
+// linear_decode on the vector units: per (batch row, head) and token one pass over the state, in place
+// (recurrence/cpu/decode.h).
 #include "core/half.h"
 #include "linear.h"
 #include "linear_maps.h"
 #include "linear_shape.h"
 #include "linear_weights.h"
-#include "mechanisms/recurrence/decode.h"
-#include "mechanisms/recurrence/walk.h"
+#include "mechanisms/recurrence/cpu/decode.h"
+#include "mechanisms/recurrence/cpu/walk.h"
 
 namespace linnet::LINNET_ISA {
 namespace {

@@ -1,5 +1,5 @@
 // Rows with one column more, for the gradients of the normaliser (linear_cuda.cc): a warp has a row.
-#include "mechanisms/recurrence/recurrence_map.cuh"
+#include "mechanisms/recurrence/cuda/map.cuh"
 #include "ptx/rows.cuh"
 
 namespace linnet::cuda {

@@ -1,4 +1,4 @@
-// The walks of linear attention (recurrence/walk.h): which tensors read and write the state, row by row.
+// The walks of linear attention (recurrence/cpu/walk.h): which tensors read and write the state, row by row.
 //
 //              X reads            Y, Z write                 state [I, J]        result
 //   Forward    phi(q)             phi(k), v                  S      [F, V]       out, den; final_state, final_z
@@ -17,7 +17,7 @@
 #include "linear_maps.h"
 #include "linear_shape.h"
 #include "linear_weights.h"
-#include "mechanisms/recurrence/walk.h"
+#include "mechanisms/recurrence/cpu/walk.h"
 
 namespace linnet::LINNET_ISA {
 

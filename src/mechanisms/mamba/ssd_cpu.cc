@@ -1,8 +1,8 @@
-// SSD on the vector units: its rows for the recurrence engine (mechanisms/recurrence/engine.h): q = C, k = B, v = delta x,
+// SSD on the vector units: its rows for the recurrence engine (mechanisms/recurrence/cpu/engine.h): q = C, k = B, v = delta x,
 // g = delta A; skip and gate where the engine hands the rows over. With dz the forward runs once more for y, which the gate's
 // slope multiplies. Sums over tokens (dA, dD, ddt_bias) run in double, one sum for each sequence and head.
 #include "core/sequence.h"
-#include "mechanisms/recurrence/engine.h"
+#include "mechanisms/recurrence/cpu/engine.h"
 #include "simd/math.h"
 #include "simd/task.h"
 #include "simd/tile.h"

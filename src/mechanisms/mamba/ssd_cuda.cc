@@ -5,14 +5,14 @@
 #include <cmath>
 
 #include "core/sequence.h"
-#include "mechanisms/recurrence/recurrence_delta_launch.h"
-#include "mechanisms/recurrence/recurrence_gradients.h"
+#include "mechanisms/recurrence/cuda/tile/gradients.h"
+#include "mechanisms/shared/copy_rows.h"
 #include "ssd.h"
 
 namespace linnet::cuda {
 namespace {
 
-constexpr const char* kImage = "ssd_rows_cuda";
+constexpr const char* kImage = "mamba/ssd_rows_cuda";
 
 template <class Args>
 StepSizes steps_of(const Args& args) {

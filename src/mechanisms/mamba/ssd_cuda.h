@@ -8,7 +8,7 @@
 // behind_steps and behind_gate have the rest. Elsewhere dv comes in f32: ddt cancels where dx does not.
 #pragma once
 
-#include "mechanisms/recurrence/recurrence_cuda.h"
+#include "mechanisms/recurrence/cuda/engine.h"
 
 namespace linnet::cuda {
 

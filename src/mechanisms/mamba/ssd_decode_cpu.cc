@@ -1,8 +1,8 @@
-// One step of SSD: per (batch row, head) and token one visit of the state in place (recurrence/decode_gated.h). A task is four
-// heads, whose steps and decays are computed in one vector; those of the next four between the last rows of these and their
-// results: 200 cycles of latency, in which the rows would wait.
-#include "mechanisms/recurrence/decode_gated.h"
-#include "mechanisms/recurrence/engine_chunk.h"
+// One step of SSD: per (batch row, head) and token one visit of the state in place (recurrence/cpu/decode_gated.h). A task is
+// four heads, whose steps and decays are computed in one vector; those of the next four between the last rows of these and
+// their results: 200 cycles of latency, in which the rows would wait.
+#include "mechanisms/recurrence/cpu/decode_gated.h"
+#include "mechanisms/recurrence/cpu/engine_chunk.h"
 #include "simd/math.h"
 #include "simd/task.h"
 #include "ssd.h"

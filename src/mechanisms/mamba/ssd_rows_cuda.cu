@@ -1,6 +1,6 @@
 // The kernels of ssd_cuda.h: `lanes` threads have a row, W channels at a time. Memory alone bounds them.
 #include "mechanisms/mamba/ssd_cuda.h"
-#include "mechanisms/recurrence/recurrence_map.cuh"
+#include "mechanisms/recurrence/cuda/map.cuh"
 #include "ptx/rows.cuh"
 
 namespace linnet::cuda {

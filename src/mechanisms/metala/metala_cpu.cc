@@ -1,8 +1,8 @@
-// metala_mixer and metala_core on the vector units: their rows for the recurrence engine (mechanisms/recurrence/engine.h) with
-// a decay per channel and k = -expm1(g); the augmentation where the engine hands the rows over. Backward: the tie adds -exp(g)
-// dk to dg. dw_aug runs in double, one sum for each sequence and head.
+// metala_mixer and metala_core on the vector units: their rows for the recurrence engine (mechanisms/recurrence/cpu/engine.h)
+// with a decay per channel and k = -expm1(g); the augmentation where the engine hands the rows over. Backward: the tie adds
+// -exp(g) dk to dg. dw_aug runs in double, one sum for each sequence and head.
 #include "core/sequence.h"
-#include "mechanisms/recurrence/engine.h"
+#include "mechanisms/recurrence/cpu/engine.h"
 #include "metala.h"
 #include "simd/math.h"
 #include "simd/task.h"

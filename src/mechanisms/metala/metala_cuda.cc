@@ -3,14 +3,14 @@
 #include "metala_cuda.h"
 
 #include "core/cuda.h"
+#include "mechanisms/recurrence/cuda/launch.h"
 #include "mechanisms/recurrence/recurrence.h"
-#include "mechanisms/recurrence/recurrence_launch.h"
 #include "metala.h"
 
 namespace linnet::cuda {
 namespace {
 
-constexpr const char* kImage = "metala_rows_cuda";
+constexpr const char* kImage = "metala/metala_rows_cuda";
 constexpr int64_t kParts = 64;  // of the sums of dw_aug
 
 View dense(Arena& arena, Dtype dtype, const View& like) {

@@ -1,7 +1,7 @@
 // What metala_rows_cuda.cu is told: plain data, for host and device.
 #pragma once
 
-#include "mechanisms/recurrence/recurrence_cuda.h"
+#include "mechanisms/recurrence/cuda/engine.h"
 
 namespace linnet::cuda {
 

@@ -1,12 +1,12 @@
-// One step of MetaLA: per (batch row, head) and token one visit of the state in place, row after row (recurrence/decode.h). The
-// tie k = 1 - exp(g) = -e makes a step of a weakly decaying row S + e (S - v), a product and two sums: on Zen 4 a fused
+// One step of MetaLA: per (batch row, head) and token one visit of the state in place, row after row (recurrence/cpu/decode.h).
+// The tie k = 1 - exp(g) = -e makes a step of a weakly decaying row S + e (S - v), a product and two sums: on Zen 4 a fused
 // multiply-add and a store wait for each other, so only o takes one, and a vector takes 2.6 cycles (2.7 with S by a fused one).
 //
 // Gates and sigmoids of 64 and 128 channels are 400 instructions in long chains. Behind the rows they took 300 to 400 cycles,
 // for which the state did not move. So they are cut in pieces of at most 10 instructions one behind the other, two rows of the
 // state between each: those of a whole function would wait longer than the core looks ahead.
-#include "mechanisms/recurrence/decode_gated.h"
-#include "mechanisms/recurrence/engine_chunk.h"
+#include "mechanisms/recurrence/cpu/decode_gated.h"
+#include "mechanisms/recurrence/cpu/engine_chunk.h"
 #include "metala.h"
 #include "simd/math.h"
 #include "simd/task.h"

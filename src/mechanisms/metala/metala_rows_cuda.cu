@@ -1,5 +1,5 @@
 // What MetaLA adds to the recurrence on the GPU, row by row: decays and keys before it, the augmentation behind it, and back.
-#include "mechanisms/recurrence/recurrence_map.cuh"
+#include "mechanisms/recurrence/cuda/map.cuh"
 #include "metala_cuda.h"
 #include "ptx/numbers.cuh"
 

@@ -1,7 +1,7 @@
 #include "monarch.h"
 
 #include "core/op.h"
-#include "monarch_grid.h"
+#include "grid.h"
 
 namespace linnet {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "core/half.h"
 #include "core/op.h"
-#include "monarch_grid.h"
+#include "grid.h"
 
 namespace linnet::ref {
 namespace {

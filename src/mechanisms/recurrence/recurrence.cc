@@ -1,7 +1,7 @@
 #include "recurrence.h"
 
 #include "core/op.h"
-#include "recurrence_declare.h"
+#include "declare.h"
 
 namespace linnet {
 namespace {

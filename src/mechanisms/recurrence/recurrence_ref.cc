@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/element.h"
-#include "recurrence_shape.h"
+#include "shape.h"
 
 namespace linnet::ref {
 namespace {

@@ -1,5 +1,5 @@
-// rms_norm_gated on the GPU (norm_rows.h).
-#include "norm_rows.h"
+// rms_norm_gated on the GPU (shared/norm_rows.h).
+#include "mechanisms/shared/norm_rows.h"
 #include "rms_norm_gated.h"
 
 namespace linnet::cuda {

@@ -1,10 +1,10 @@
-// Taylor attention on the vector units: the walks of features/mapped.h with the maps of taylor.h.
+// Taylor attention on the vector units: the walks of shared/mapped.h with the maps of taylor.h.
 //
 // Gradients of alpha, beta, gamma and const are small remainders of large sums: they take one more walk over the queries, in
 // double, and count both sides at once (the parameter stands in phi(q) and in phi(k) alike).
 #include "core/half.h"
-#include "mechanisms/features/mapped.h"
-#include "mechanisms/recurrence/walk.h"
+#include "mechanisms/recurrence/cpu/walk.h"
+#include "mechanisms/shared/mapped.h"
 #include "simd/math.h"
 #include "simd/tile.h"
 #include "taylor.h"

@@ -1,8 +1,8 @@
 // The plain double-precision loops of Taylor attention: features as written on the page, sums token by token.
 #include <cmath>
 
-#include "mechanisms/features/mapped_ref.h"
-#include "mechanisms/features/ref_rows.h"
+#include "mechanisms/shared/mapped_ref.h"
+#include "mechanisms/shared/ref_rows.h"
 #include "taylor.h"
 
 namespace linnet::ref {

@@ -1,0 +1,232 @@
+// The recurrence family on the GPU: every call is one engine; gradients are several (tile/gradients.h), or the kernels of
+// the delta rules and of decays per channel, or, for whatever these do not take, go token by token (plain/plain.h).
+#include "mechanisms/recurrence/cuda/channel/launch.h"
+#include "mechanisms/recurrence/cuda/chunk/gradients.h"
+#include "mechanisms/recurrence/cuda/delta/launch.h"
+#include "mechanisms/recurrence/cuda/kda/launch.h"
+#include "mechanisms/recurrence/cuda/plain/plain.h"
+#include "mechanisms/recurrence/cuda/tile/gradients.h"
+#include "mechanisms/recurrence/recurrence.h"
+#include "mechanisms/recurrence/shape.h"
+#include "mechanisms/shared/copy_rows.h"
+
+namespace linnet::cuda {
+namespace {
+
+// What all engines of one call share.
+template <class Args>
+Engine engine_of(const Args& args, const RecurrenceShape& s) {
+  Engine e;
+  e.N = s.N;
+  e.T = s.T;
+  e.H = static_cast<int32_t>(s.H);
+  e.K = static_cast<int32_t>(s.K);
+  e.V = static_cast<int32_t>(s.V);
+  e.scale = static_cast<float>(s.scale);
+  if (args.g.given()) {
+    e.g = scalars_of(args.g);
+    e.g_width = s.per_channel ? e.K : 1;
+  } else if (args.g_head.given()) {
+    e.g = {args.g_head.data, 0, 0, args.g_head.stride[0], 1, args.g_head.dtype, Map::identity};
+    e.g_width = 1;
+  }
+  if (args.beta.given()) {
+    e.beta = scalars_of(args.beta);
+    e.beta_factor = args.double_beta ? 2 : 1;
+  }
+  e.l2_norm = args.l2_norm;
+  e.q = rows_of(args.q, s.H);
+  e.k = rows_of(args.k, s.H);
+  e.v = rows_of(args.v, s.H);
+  return e;
+}
+
+Engine forward_engine(const RecurrenceArgs& args) {
+  Engine e = engine_of(args, recurrence_shape(args));
+  if (args.cu_seqlens.given()) {
+    e.offsets = args.cu_seqlens.data;
+    e.offsets_64 = args.cu_seqlens.dtype == Dtype::i64;
+  }
+  return e;
+}
+
+bool is_grouped(const RecurrenceArgs& args) {
+  const RecurrenceShape s = recurrence_shape(args);
+  return s.Hq != s.H || s.Hk != s.H || s.Hv != s.H;
+}
+
+template <class Args>
+const char* refuses(const Args& args) {
+  if (args.q.dtype == Dtype::f64) return "the CUDA kernels have no f64";
+  if (args.q.size[3] > kMaxStepWidth) return "the CUDA kernels take keys of at most 256 channels";
+  return nullptr;
+}
+
+}  // namespace
+
+const char* recurrence_refuses(const RecurrenceArgs& args, Pass) { return refuses(args); }
+
+namespace {
+
+// Which kernels take the gradients of a call.
+enum class Way { walks, delta, chunks, channels, kda, plain };
+Way way_of(const Engine& e) {
+  const bool scaled = e.scale != 0;  // the others carry gradients of the state in units of the scale
+  if (e.beta.data != nullptr) {
+    if (is_delta(e) && e.q.dtype == Dtype::bf16) return Way::delta;
+    return e.g_width <= 1 && !e.l2_norm ? Way::chunks : has_kda_gradients(e) ? Way::kda : Way::plain;
+  }
+  if (e.g_width > 1) return scaled && has_channel_gradients(e) ? Way::channels : Way::plain;
+  return scaled && !e.l2_norm && e.V <= kMaxStepWidth ? Way::walks : Way::plain;
+}
+
+// The gradients with beta: operands where the copy engine can read them (those of chunks need not), results where they can be
+// summed over groups of heads.
+struct DeltaCall {
+  Engine e;
+  uint16_t *q = nullptr, *k = nullptr, *v = nullptr, *dout = nullptr;  // copies, where needed
+  float *dq = nullptr, *dk = nullptr, *dv = nullptr;                   // of every head
+  DeltaScratch scratch;
+  DeltaChunkScratch chunks;
+};
+DeltaCall cut_call(Arena& arena, const RecurrenceArgs& args) {
+  const RecurrenceShape s = recurrence_shape(args);
+  DeltaCall call;
+  call.e = forward_engine(args);
+  const int64_t tokens = s.B * s.T;
+  if (s.Hq != s.H) call.dq = arena.take<float>(tokens * s.H * s.K);
+  if (s.Hk != s.H) call.dk = arena.take<float>(tokens * s.H * s.K);
+  if (s.Hv != s.H) call.dv = arena.take<float>(tokens * s.H * s.V);
+  if (way_of(call.e) == Way::chunks) {
+    call.chunks = cut_delta_chunks(arena, call.e);
+    return call;
+  }
+  const auto copy = [&](const Rows& rows, int64_t heads, int64_t width) {
+    return is_aligned(rows, rows.dtype) ? nullptr : arena.take<uint16_t>(tokens * heads * width);
+  };
+  call.q = copy(call.e.q, s.Hq, s.K);
+  call.k = copy(call.e.k, s.Hk, s.K);
+  call.v = copy(call.e.v, s.Hv, s.V);
+  call.dout = arena.take<uint16_t>(tokens * s.H * s.V);  // whose view is not known yet
+  call.scratch = cut_delta(arena, call.e, true);
+  return call;
+}
+
+void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, const Launch& launch) {
+  const RecurrenceShape s = recurrence_shape(args);
+  if (s.N == 0 || s.T == 0) {
+    copy_states(launch, states_of(grads.dinitial_state), states_of(grads.dfinal_state), s.N, s.H, s.K, s.V);
+    return;
+  }
+  Arena arena(launch.workspace);
+  DeltaCall call = cut_call(arena, args);
+  const auto copied = [&](const Rows& from, uint16_t* to, int64_t heads, int64_t width) {
+    Rows rows = {to, s.T * heads * width, heads * width, width, static_cast<int32_t>(s.H / heads), args.q.dtype, Map::identity};
+    copy_rows(launch, rows, from, s.B, s.T, heads, width);
+    return rows;
+  };
+  if (call.q != nullptr) call.e.q = copied(call.e.q, call.q, s.Hq, s.K);
+  if (call.k != nullptr) call.e.k = copied(call.e.k, call.k, s.Hk, s.K);
+  if (call.v != nullptr) call.e.v = copied(call.e.v, call.v, s.Hv, s.V);
+  call.e.initial = states_of(args.initial_state);
+  DeltaGradients d;
+  d.dout = rows_of(grads.dout, s.H);
+  const bool chunks = way_of(call.e) == Way::chunks;
+  if (!chunks && !is_aligned(d.dout, args.q.dtype)) d.dout = copied(d.dout, call.dout, s.H, s.V);
+  const auto result = [&](const View& view, float* parts, int64_t width) {
+    return view.given() && parts != nullptr ? dense_rows(parts, s.T, s.H, width) : rows_of(view, s.H);
+  };
+  d.dq = result(grads.dq, call.dq, s.K);
+  d.dk = result(grads.dk, call.dk, s.K);
+  d.dv = result(grads.dv, call.dv, s.V);
+  d.dg = scalars_of(grads.dg);
+  d.dbeta = scalars_of(grads.dbeta);
+  d.dfinal = states_of(grads.dfinal_state);
+  d.dinitial = states_of(grads.dinitial_state);
+  if (chunks) {
+    run_delta_chunks(launch, call.e, d, call.chunks);
+  } else {
+    run_delta_gradients(launch, call.e, d, call.scratch);
+  }
+  const auto add = [&](const View& view, float* parts, int64_t heads, int64_t width) {
+    if (view.given() && parts != nullptr)
+      sum_groups(launch, rows_of(view, heads), dense_rows(parts, s.T, s.H, width), s.B, s.T, heads, s.H / heads, width);
+  };
+  add(grads.dq, call.dq, s.Hq, s.K);
+  add(grads.dk, call.dk, s.Hk, s.K);
+  add(grads.dv, call.dv, s.Hv, s.V);
+}
+
+}  // namespace
+
+int64_t recurrence_workspace(const RecurrenceArgs& args, Pass pass, int) {
+  const Engine e = forward_engine(args);
+  Arena arena;
+  if (pass == Pass::forward) {
+    cut_engine(arena, e);
+  } else {
+    switch (way_of(e)) {
+      case Way::walks: cut_gradients(arena, e, is_grouped(args)); break;
+      case Way::delta:
+      case Way::chunks: cut_call(arena, args); break;
+      case Way::channels: cut_channel_gradients(arena, e); break;
+      case Way::kda: cut_kda_gradients(arena, e); break;
+      case Way::plain: cut_plain(arena, e); break;
+    }
+  }
+  return arena.used();
+}
+
+void recurrence_forward(const RecurrenceArgs& args, const RecurrenceOut& out, const Launch& launch) {
+  Engine e = forward_engine(args);
+  if (e.H == 0) return;  // every result is empty
+  e.out = rows_of(out.out, e.H);
+  e.initial = states_of(args.initial_state);
+  e.final = states_of(out.final_state);
+  Arena arena(launch.workspace);
+  run_engine(launch, e, cut_engine(arena, e));
+}
+
+void recurrence_backward(const RecurrenceArgs& args, const RecurrenceOut&, const RecurrenceGrads& grads, const Launch& launch) {
+  const Engine base = forward_engine(args);
+  if (base.H == 0) return;  // every gradient is empty
+  const States initial = states_of(args.initial_state), dfinal = states_of(grads.dfinal_state);
+  const States dinitial = states_of(grads.dinitial_state);
+  const Rows dout = rows_of(grads.dout, base.H);
+  Arena arena(launch.workspace);
+  switch (way_of(base)) {
+    case Way::delta:
+    case Way::chunks: return delta_backward(args, grads, launch);
+    case Way::channels: {
+      const ChannelGradients g = {base, dout, grads.dq, grads.dk, grads.dv, grads.dg, initial, dfinal, dinitial};
+      return run_channel_gradients(launch, g, cut_channel_gradients(arena, base));
+    }
+    case Way::kda: {
+      const KdaGradients g = {base,    dout,   grads.dq, grads.dk, grads.dv, grads.dg, scalars_of(grads.dbeta),
+                              initial, dfinal, dinitial};
+      return run_kda_gradients(launch, g, cut_kda_gradients(arena, base));
+    }
+    case Way::plain: {
+      const PlainGradients g = {
+          base,          dout,    grads.dq, grads.dk, grads.dv, scalars_of(grads.dg), scalars_of(grads.dbeta),
+          grads.dg_head, initial, dfinal,   dinitial};
+      return run_plain(launch, g, cut_plain(arena, base));
+    }
+    case Way::walks: break;
+  }
+  const Gradients g = {base,          dout,    grads.dq, grads.dk, grads.dv, scalars_of(grads.dg),
+                       grads.dg_head, initial, dfinal,   dinitial};
+  run_gradients(launch, g, cut_gradients(arena, base, is_grouped(args)));
+}
+
+const char* recurrence_decode_refuses(const RecurrenceDecodeArgs& args, Pass) { return refuses(args); }
+int64_t recurrence_decode_workspace(const RecurrenceDecodeArgs&, Pass, int) { return 0; }
+void recurrence_decode_forward(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& out, const Launch& launch) {
+  Engine e = engine_of(args, recurrence_shape(args));
+  if (e.H == 0) return;
+  e.out = rows_of(out.out, e.H);
+  e.initial = e.final = states_of(args.state);
+  run_engine(launch, e, {});
+}
+
+}  // namespace linnet::cuda
