@@ -5,25 +5,35 @@
 
 The functions are made from the declarations in the compiled library: `help(linnet.softmax)` shows shapes, options and the
 equation, `linnet.info("softmax")` the declaration. They work with autograd, torch.compile and torch.export.
+
+`linnet.runtime` runs models on the C library alone: it can be imported where torch is not installed.
 """
 
 import copy
 import difflib
+import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ._gate import with_gate
-from ._library import DECLARATIONS, VERSION
-from ._ops import FUNCTIONS
-from ._transformers import register_with_transformers
+if importlib.util.find_spec("torch") is not None:
+    from ._gate import with_gate
+    from ._library import DECLARATIONS, VERSION
+    from ._ops import FUNCTIONS
+    from ._transformers import register_with_transformers
 
-__version__ = VERSION
-__all__ = ["info", "list_ops", "register_with_transformers", "with_gate", *FUNCTIONS]
-globals().update(FUNCTIONS)
+    __version__ = VERSION
+    __all__ = ["info", "list_ops", "register_with_transformers", "with_gate", *FUNCTIONS]
+    globals().update(FUNCTIONS)
 
-if TYPE_CHECKING:
+    if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Callable[..., Any]: ...  # the operators, which type checkers cannot see
+        def __getattr__(name: str) -> Callable[..., Any]: ...  # the operators, which type checkers cannot see
+
+else:
+    DECLARATIONS, FUNCTIONS = {}, {}
+
+    def __getattr__(name: str):
+        raise AttributeError(f"linnet.{name} needs torch, which is not installed here; linnet.runtime works without it")
 
 
 def list_ops():

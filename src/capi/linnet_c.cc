@@ -4,10 +4,12 @@
 #include <memory>
 #include <string>
 
+#include "capi/report.h"
 #include "core/call.h"
 #include "core/describe.h"
 
 using namespace linnet;
+using capi::report;
 
 struct linnet_executor {
   std::unique_ptr<Executor> executor;
@@ -34,25 +36,6 @@ class CallersThreads final : public Executor {
   Run run_;
   void* self_;
 };
-
-// Runs f and reports its Status the C way. Memory is the only thing that can run out here.
-template <class F>
-int report(char* message, size_t message_bytes, const F& f) {
-  const auto say = [&](const char* text, size_t length) {
-    if (message == nullptr || message_bytes == 0) return;
-    const size_t kept = length < message_bytes - 1 ? length : message_bytes - 1;
-    std::memcpy(message, text, kept);
-    message[kept] = '\0';
-  };
-  try {
-    const Status status = f();
-    say(status.message().data(), status.message().size());
-    return static_cast<int>(status.code());
-  } catch (const std::exception& error) {
-    say(error.what(), std::strlen(error.what()));
-    return LINNET_IMPOSSIBLE;
-  }
-}
 
 Status to_view(const std::string& op, const linnet_tensor& tensor, View* view) {
   const std::string name = op + ": " + tensor.name;

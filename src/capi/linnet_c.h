@@ -95,4 +95,6 @@ LINNET_API void linnet_executor_free(linnet_executor* executor);  // no call may
 }
 #endif
 
+#include "linnet_c_runtime.h"
+
 #endif
