@@ -1,0 +1,123 @@
+// The tokeniser that a GGUF file carries in its metadata: tokenizer.ggml.tokens, .merges, .token_type, and in .pre the name of
+// the word rule.
+#include <utility>
+
+#include "core/json.h"
+#include "runtime/tokenizer.h"
+#include "runtime/unicode.h"
+
+namespace linnet {
+
+namespace {
+
+struct NamedRule {
+  const char* name;
+  Pretokenizer rules;
+  bool whole_words;
+  bool nfc;
+};
+constexpr NamedRule kRules[] = {
+    {"gpt-2", {WordRule::gpt2, false, false}, false, false},      {"gpt2", {WordRule::gpt2, false, false}, false, false},
+    {"llama-bpe", {WordRule::llama3, false, false}, true, false}, {"llama3", {WordRule::llama3, false, false}, true, false},
+    {"llama-v3", {WordRule::llama3, false, false}, true, false},  {"qwen2", {WordRule::qwen2, false, false}, false, true},
+    {"smollm", {WordRule::gpt2, true, false}, false, false},
+};
+enum TokenType { kControl = 3, kUserDefined = 4 };  // the format's numbers; the others are plain or unused
+
+}  // namespace
+
+class TokenizerGguf {
+ public:
+  static Status read(const GgufFile& file, std::unique_ptr<Tokenizer>& out) {
+    const auto fail = [&](const std::string& reason) { return bad_input(file.path() + ": " + reason); };
+    std::string_view model, pre;
+    if (!file.find("tokenizer.ggml.model").text(model)) return fail("has no tokeniser (tokenizer.ggml.model)");
+    if (model != "gpt2") {
+      return fail("has a tokeniser of model " + json_quote_short(model) + ", expected \"gpt2\" (byte-level BPE)");
+    }
+    if (!file.find("tokenizer.ggml.pre").text(pre)) return fail("does not name its pre-tokeniser (tokenizer.ggml.pre)");
+    const NamedRule* rule = nullptr;
+    for (const NamedRule& candidate : kRules) {
+      if (pre == candidate.name) rule = &candidate;
+    }
+    if (rule == nullptr) {
+      return fail("has the pre-tokeniser " + json_quote_short(pre) + ", expected gpt-2, llama-bpe, qwen2 or smollm");
+    }
+    std::vector<std::string_view> tokens, merges;
+    std::vector<int64_t> types;
+    if (!file.find("tokenizer.ggml.tokens").texts(tokens) || !file.find("tokenizer.ggml.merges").texts(merges)) {
+      return fail("lacks its tokens or merges (tokenizer.ggml.tokens, tokenizer.ggml.merges)");
+    }
+    if (static_cast<int64_t>(tokens.size()) > kMaxVocabulary) return fail("has more tokens than 2^24");
+    const GgufValue type_list = file.find("tokenizer.ggml.token_type");
+    if (type_list.given() && (!type_list.integers(types) || types.size() != tokens.size())) {
+      return fail("tokenizer.ggml.token_type does not fit its tokens");
+    }
+    types.resize(tokens.size(), 1);
+
+    std::unique_ptr<Tokenizer> made(new Tokenizer);
+    made->words_ = rule->rules;
+    made->nfc_ = rule->nfc;
+    std::vector<std::string> pieces(tokens.size());
+    std::vector<AddedToken> added;
+    std::string bytes;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (find_invalid_utf8(tokens[i]) != tokens[i].size()) return fail("token " + std::to_string(i) + " is not UTF-8");
+      const bool plain = types[i] != kControl && types[i] != kUserDefined;
+      if (!plain && !tokens[i].empty()) {
+        added.push_back({std::string(tokens[i]), static_cast<int32_t>(i), types[i] == kControl});
+      } else {
+        pieces[i] = byte_level(tokens[i], bytes) ? bytes : std::string(tokens[i]);
+      }
+    }
+    LINNET_TRY(made->add_pieces(std::move(pieces)));
+    std::string left, right;
+    for (size_t i = 0; i < merges.size(); ++i) {
+      const size_t space = merges[i].find(' ', 1);
+      if (find_invalid_utf8(merges[i]) != merges[i].size() || space == std::string_view::npos ||
+          !byte_level(merges[i].substr(0, space), left) || !byte_level(merges[i].substr(space + 1), right)) {
+        return fail("merge " + std::to_string(i) + " is " + json_quote_short(merges[i]) + ", expected two byte-level tokens");
+      }
+      const Status status = made->add_merge(left, right, static_cast<int32_t>(i));
+      if (!status.ok()) return fail(status.message());
+    }
+    if (rule->whole_words) {
+      for (size_t i = 0; i < made->pieces_.size(); ++i) {
+        if (!made->pieces_[i].empty()) made->bpe_.add_whole(made->pieces_[i], static_cast<int32_t>(i));
+      }
+    }
+    made->finish(std::move(added));
+    LINNET_TRY(add_around(file, "bos", made->prefix_, made->size()));
+    LINNET_TRY(add_around(file, "eos", made->suffix_, made->size()));
+    out = std::move(made);
+    return {};
+  }
+
+ private:
+  static bool byte_level(std::string_view token, std::string& out) {
+    out.clear();
+    for (size_t at = 0; at < token.size();) {
+      int bytes;
+      const int b = byte_level_byte(unicode::decode(token, at, bytes));
+      if (b < 0) return false;
+      out += static_cast<char>(b);
+      at += static_cast<size_t>(bytes);
+    }
+    return !out.empty();
+  }
+
+  static Status add_around(const GgufFile& file, const std::string& name, std::vector<int32_t>& out, int64_t size) {
+    bool add = false;
+    if (!file.find("tokenizer.ggml.add_" + name + "_token").boolean(add) || !add) return {};
+    int64_t id = -1;
+    if (!file.find("tokenizer.ggml." + name + "_token_id").integer(id) || id < 0 || id >= size) {
+      return bad_input(file.path() + ": adds a " + name + " token, whose number is missing or out of range");
+    }
+    out.push_back(static_cast<int32_t>(id));
+    return {};
+  }
+};
+
+Status Tokenizer::from_gguf(const GgufFile& file, std::unique_ptr<Tokenizer>& out) { return TokenizerGguf::read(file, out); }
+
+}  // namespace linnet

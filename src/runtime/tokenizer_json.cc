@@ -1,0 +1,295 @@
+// tokenizer.json, the format of the `tokenizers` package: the parts that Linnet's tokenisers have, each checked; whatever asks
+// for something else is refused with a sentence.
+#include <algorithm>
+#include <utility>
+
+#include "core/file.h"
+#include "core/json.h"
+#include "runtime/tokenizer.h"
+#include "runtime/unicode.h"
+
+namespace linnet {
+
+namespace {
+
+using Kind = JsonValue::Kind;
+
+// The bytes that a byte-level token stands for; false when it has a character that stands for none.
+bool byte_level_bytes(std::string_view token, std::string& out) {
+  out.clear();
+  for (size_t at = 0; at < token.size();) {
+    int bytes;
+    const int b = byte_level_byte(unicode::decode(token, at, bytes));
+    if (b < 0) return false;
+    out += static_cast<char>(b);
+    at += static_cast<size_t>(bytes);
+  }
+  return !out.empty();
+}
+
+}  // namespace
+
+class TokenizerJson {
+ public:
+  explicit TokenizerJson(std::string path) : path_(std::move(path)), made_(new Tokenizer) {}
+
+  Status read(std::unique_ptr<Tokenizer>& out) {
+    std::string text;
+    LINNET_TRY(read_file(path_, kMaxTokenizerBytes, text));
+    JsonValue root;
+    JsonLimits limits;
+    limits.max_bytes = kMaxTokenizerBytes;
+    limits.max_members = static_cast<size_t>(kMaxVocabulary);
+    LINNET_TRY(parse_json(text, path_, limits, root));
+    if (!root.is(Kind::object)) return fail("is not an object");
+    const JsonValue model = root.find("model");
+    const std::string type = model.find("type").string();
+    if (type == "WordPiece") {
+      made_->wordpiece_ = true;
+    } else if (type != "BPE" && !(type.empty() && model.has("merges"))) {
+      return fail("has a model of type " + json_show_short(model.find("type")) + ", expected BPE (byte-level) or WordPiece");
+    }
+    LINNET_TRY(read_normalizer(root.find("normalizer")));
+    LINNET_TRY(made_->wordpiece_ ? read_wordpiece(root, model) : read_bpe(root, model));
+    LINNET_TRY(read_added(root.find("added_tokens")));
+    made_->finish(std::move(added_));
+    LINNET_TRY(read_post_processor(root.find("post_processor")));
+    out = std::move(made_);
+    return {};
+  }
+
+ private:
+  Status fail(const std::string& reason) const { return bad_input(path_ + ": " + reason); }
+
+  Status read_vocabulary(const JsonValue& vocabulary, bool byte_level) {
+    if (!vocabulary.is(Kind::object)) return fail("its model has no vocabulary");
+    std::vector<std::pair<int64_t, std::string>> entries;
+    int64_t most = -1;
+    for (JsonItems items(vocabulary); items.next();) {
+      int64_t id = 0;
+      const char* why = items.value().count(id);
+      if (why == nullptr && id >= kMaxVocabulary) why = "is too large";
+      if (why != nullptr) return fail("the number of token " + json_show_short(items.key()) + " " + why);
+      entries.emplace_back(id, items.key().string());
+      most = std::max(most, id);
+    }
+    // Twice as many numbers as tokens: a hostile file could otherwise ask for 2^24 empty ones.
+    if (most >= 2 * static_cast<int64_t>(entries.size()) + 1024) {
+      return fail("numbers its " + std::to_string(entries.size()) + " tokens up to " + std::to_string(most));
+    }
+    std::vector<std::string> pieces(static_cast<size_t>(most + 1));
+    std::string bytes;
+    for (auto& [id, token] : entries) {
+      std::string& piece = pieces[static_cast<size_t>(id)];
+      if (!piece.empty()) return fail("token number " + std::to_string(id) + " is given twice");
+      piece = byte_level && byte_level_bytes(token, bytes) ? bytes : token;
+    }
+    return made_->add_pieces(std::move(pieces));
+  }
+
+  Status read_bpe(const JsonValue& root, const JsonValue& model) {
+    if (!model.find("dropout").is(Kind::null)) return fail("asks for dropout, which belongs to training");
+    if (model.find("byte_fallback").boolean()) return fail("is BPE with byte fallback, which is not supported");
+    for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+      if (!model.find(name).string().empty()) return fail("is BPE with a " + std::string(name) + ", expected byte-level BPE");
+    }
+    bool byte_level = false, has_rule = false;
+    LINNET_TRY(read_words(root.find("pre_tokenizer"), byte_level, has_rule));
+    if (!byte_level || !has_rule) return fail("is BPE without byte-level words, which is not supported");
+    LINNET_TRY(read_vocabulary(model.find("vocab"), true));
+    const JsonValue merges = model.find("merges");
+    if (!merges.is(Kind::array)) return fail("its model has no merges");
+    std::string left, right;
+    int32_t rank = 0;
+    for (JsonItems items(merges); items.next(); ++rank) {
+      std::string a, b;
+      if (items.value().is(Kind::string)) {
+        const std::string both = items.value().string();
+        const size_t space = both.find(' ');
+        if (space != std::string::npos && both.find(' ', space + 1) == std::string::npos) {
+          a = both.substr(0, space);
+          b = both.substr(space + 1);
+        }
+      } else if (items.value().is(Kind::array)) {
+        JsonItems pair(items.value());
+        if (pair.next()) a = pair.value().string();
+        if (pair.next()) b = pair.value().string();
+        if (pair.next()) a.clear();
+      }
+      if (!byte_level_bytes(a, left) || !byte_level_bytes(b, right)) {
+        return fail("merge " + std::to_string(rank) + " is " + json_show_short(items.value()) +
+                    ", expected two byte-level tokens");
+      }
+      if (const Status status = made_->add_merge(left, right, rank); !status.ok()) return fail(status.message());
+    }
+    if (model.find("ignore_merges").boolean()) {
+      for (size_t i = 0; i < made_->pieces_.size(); ++i) made_->bpe_.add_whole(made_->pieces_[i], static_cast<int32_t>(i));
+    }
+    return {};
+  }
+
+  Status read_wordpiece(const JsonValue& root, const JsonValue& model) {
+    const JsonValue pre = root.find("pre_tokenizer");
+    if (!pre.find("type").equals("BertPreTokenizer")) {
+      return fail("has the pre-tokeniser " + json_show_short(pre.find("type")) + ", expected BertPreTokenizer");
+    }
+    LINNET_TRY(read_vocabulary(model.find("vocab"), false));
+    Tokenizer& t = *made_;
+    if (model.has("continuing_subword_prefix")) t.continues_ = model.find("continuing_subword_prefix").string();
+    if (t.continues_.empty()) return fail("is WordPiece without a prefix for pieces that continue a word");
+    int64_t most = 100;
+    if (model.has("max_input_chars_per_word") && model.find("max_input_chars_per_word").count(most) != nullptr) {
+      return fail("max_input_chars_per_word is " + json_show_short(model.find("max_input_chars_per_word")));
+    }
+    t.pieces_of_words_.most_characters = most;
+    t.pieces_of_words_.unknown = t.find(model.has("unk_token") ? model.find("unk_token").string() : "[UNK]");
+    if (t.pieces_of_words_.unknown < 0) return fail("its unknown token is not in the vocabulary");
+    for (size_t i = 0; i < t.pieces_.size(); ++i) {
+      std::string_view piece = t.pieces_[i];
+      if (piece.empty()) continue;
+      t.pieces_of_words_.add(piece, false, static_cast<int32_t>(i));
+      if (piece.size() > t.continues_.size() && piece.substr(0, t.continues_.size()) == t.continues_) {
+        t.pieces_of_words_.add(piece.substr(t.continues_.size()), true, static_cast<int32_t>(i));
+      }
+    }
+    return {};
+  }
+
+  Status read_normalizer(const JsonValue& value) {
+    if (value.is(Kind::null)) {
+      made_->bert_ = {false, false, false, false};
+      return {};
+    }
+    const JsonValue type = value.find("type");
+    if (!made_->wordpiece_ && type.equals("NFC")) return made_->nfc_ = true, Status();
+    if (!made_->wordpiece_ && type.equals("Sequence")) {
+      for (JsonItems items(value.find("normalizers")); items.next();) LINNET_TRY(read_normalizer(items.value()));
+      return {};
+    }
+    if (made_->wordpiece_ && type.equals("BertNormalizer")) {
+      BertRules& rules = made_->bert_;
+      rules.clean = !value.has("clean_text") || value.find("clean_text").boolean();
+      rules.chinese = !value.has("handle_chinese_chars") || value.find("handle_chinese_chars").boolean();
+      rules.lower = !value.has("lowercase") || value.find("lowercase").boolean();
+      const JsonValue strip = value.find("strip_accents");
+      rules.strip_accents = strip.is(Kind::null) ? rules.lower : strip.boolean();
+      return {};
+    }
+    return fail("has the normaliser " + json_show_short(type) + ", expected " +
+                (made_->wordpiece_ ? "BertNormalizer" : "none or NFC"));
+  }
+
+  Status read_words(const JsonValue& value, bool& byte_level, bool& has_rule) {
+    const JsonValue type = value.find("type");
+    Pretokenizer& words = made_->words_;
+    if (type.equals("Sequence")) {
+      for (JsonItems items(value.find("pretokenizers")); items.next();)
+        LINNET_TRY(read_words(items.value(), byte_level, has_rule));
+      return {};
+    }
+    if (byte_level) return fail("has a pre-tokeniser behind ByteLevel, which is not supported");
+    if (type.equals("ByteLevel")) {
+      byte_level = true;
+      words.prefix_space = !value.has("add_prefix_space") || value.find("add_prefix_space").boolean();
+      const bool own = !value.has("use_regex") || value.find("use_regex").boolean();
+      if (own && has_rule) return fail("splits by a pattern and by ByteLevel's own, which is not supported");
+      if (own) words.rule = WordRule::gpt2;
+      has_rule |= own;
+      if (words.prefix_space && (!own || words.single_digits)) {
+        return fail("adds a space before each piece of a split text, which is not supported");
+      }
+      return {};
+    }
+    if (type.equals("Digits") && value.find("individual_digits").boolean() && !has_rule) {
+      words.single_digits = true;
+      return {};
+    }
+    if (type.equals("Split")) {
+      if (has_rule || words.single_digits) return fail("splits by two patterns, which is not supported");
+      if (!value.find("behavior").equals("Isolated") || value.find("invert").boolean()) {
+        return fail("splits with behavior " + json_show_short(value.find("behavior")) + ", expected Isolated");
+      }
+      const Status status = word_rule_of_pattern(value.find("pattern").find("Regex").string(), words.rule);
+      if (!status.ok()) return fail(status.message());
+      has_rule = true;
+      return {};
+    }
+    return fail("has the pre-tokeniser " + json_show_short(type) + ", expected ByteLevel, Split by a known pattern or Digits");
+  }
+
+  Status read_added(const JsonValue& list) {
+    if (list.is(Kind::null)) return {};
+    if (!list.is(Kind::array)) return fail("added_tokens is not a list");
+    for (JsonItems items(list); items.next();) {
+      const JsonValue& entry = items.value();
+      AddedToken token;
+      int64_t id = 0;
+      token.content = entry.find("content").string();
+      if (token.content.empty() || entry.find("id").count(id) != nullptr || id >= kMaxVocabulary ||
+          id > static_cast<int64_t>(made_->pieces_.size() + 65536)) {
+        return fail("the added token " + json_show_short(entry) + " has no content or no usable number");
+      }
+      token.id = static_cast<int32_t>(id);
+      token.special = entry.find("special").boolean();
+      token.normalized = entry.find("normalized").boolean();
+      token.single_word = entry.find("single_word").boolean();
+      token.strip_left = entry.find("lstrip").boolean();
+      token.strip_right = entry.find("rstrip").boolean();
+      added_.push_back(std::move(token));
+    }
+    return {};
+  }
+
+  // Which tokens stand around a single text.
+  Status read_post_processor(const JsonValue& value) {
+    if (value.is(Kind::null)) return {};
+    const JsonValue type = value.find("type");
+    if (type.equals("ByteLevel")) return {};
+    if (type.equals("Sequence")) {
+      for (JsonItems items(value.find("processors")); items.next();) LINNET_TRY(read_post_processor(items.value()));
+      return {};
+    }
+    if (type.equals("BertProcessing") || type.equals("RobertaProcessing")) {
+      LINNET_TRY(add_pair(value.find("cls"), made_->prefix_));
+      return add_pair(value.find("sep"), made_->suffix_);
+    }
+    if (!type.equals("TemplateProcessing")) {
+      return fail("has the post-processor " + json_show_short(type) +
+                  ", expected TemplateProcessing, BertProcessing or ByteLevel");
+    }
+    bool behind = false;
+    for (JsonItems items(value.find("single")); items.next();) {
+      if (items.value().has("Sequence")) {
+        behind = true;
+        continue;
+      }
+      const std::string name = items.value().find("SpecialToken").find("id").string();
+      const JsonValue ids = value.find("special_tokens").find(name).find("ids");
+      if (!ids.is(Kind::array)) return fail("its template names " + json_quote_short(name) + ", which it does not describe");
+      for (JsonItems each(ids); each.next();) {
+        int64_t id = 0;
+        if (each.value().count(id) != nullptr || id >= made_->size()) return fail("its template has a token out of range");
+        (behind ? made_->suffix_ : made_->prefix_).push_back(static_cast<int32_t>(id));
+      }
+    }
+    return {};
+  }
+
+  Status add_pair(const JsonValue& pair, std::vector<int32_t>& out) {  // ["[CLS]", 101]
+    JsonItems items(pair);
+    int64_t id = 0;
+    if (!items.next() || !items.next() || items.value().count(id) != nullptr || id >= made_->size()) {
+      return fail("its post-processor has the token " + json_show_short(pair) + ", expected a name and a number");
+    }
+    out.push_back(static_cast<int32_t>(id));
+    return {};
+  }
+
+  std::string path_;
+  std::unique_ptr<Tokenizer> made_;
+  std::vector<AddedToken> added_;
+};
+
+Status Tokenizer::from_json(const std::string& path, std::unique_ptr<Tokenizer>& out) { return TokenizerJson(path).read(out); }
+
+}  // namespace linnet

@@ -1,0 +1,177 @@
+"""Tokenisers against the tokenizers package, token for token."""
+
+import random
+import re
+
+import pytest
+from runtime_cases import MINILM, SMOLLM2, need, runtime, wikitext
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+TEXT = [
+    "The quick brown fox jumps over the lazy dog's 1234 tails; it isn't as if we'll ever know, they've said.",
+    "Größe, naïve café, Ελληνικά Σίσυφος, русский язык, 中文字符和标点。日本語テキスト、한국어 문장",
+    "def f(x):\n    return x ** 2  # squares\n\n\tif x:\r\n        pass\n",
+    "\u0130stanbul I\u0307 \u1e9e \u017f 's 'S 'LL 'Ve \u212a e\u0301 a\u0328\u0301 \u1100\u1161\u11a8 \ufdfa \U0001f469\u200d\U0001f680",
+]
+INTERESTING = (
+    " \t\n\r\x0b\x0c\x85\xa0\u2003\u3000\u200b\u202f'’sStTrReEvVmMlLdD0123456789²½Ⅷ٣ aAzZéÉßẞſK\u0130\u0131_-.,;:!?()[]<>|#"
+    "\u0301\u0308\u0327\u0345\u05b0\u0e31中文字日本語かなカナ한국어\u1100\u1161\u11a8\U0001f600\U0001f469\u200d\ufffd\ufeff\x00\x07Σσς"
+    "\u1e00\u0958\u2126\U0001d400\U00020000\U000e0001\u0378\ue000"
+)
+
+
+def pre_tokenizer(kind):
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind in ("gpt2", "smollm"))
+    if kind == "gpt2":
+        return level
+    if kind == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), level])
+    pattern = LLAMA3 if kind == "llama3" else QWEN2
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), level])
+
+
+def byte_pair(kind, tmp_path):
+    made = Tokenizer(models.BPE(ignore_merges=kind == "llama3"))
+    made.pre_tokenizer = pre_tokenizer(kind)
+    made.decoder = decoders.ByteLevel()
+    if kind == "qwen2":
+        made.normalizer = normalizers.NFC()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, special_tokens=["<|end|>", "<|start|>"], show_progress=False)
+    made.train_from_iterator(TEXT * 3, trainer)
+    made.add_tokens([AddedToken("<tool>", normalized=True), AddedToken("<tool> x", normalized=False, lstrip=True, rstrip=True), "\u0132j"])
+    made.add_tokens([AddedToken("word", single_word=True, normalized=False)])
+    if kind == "llama3":
+        made.post_processor = processors.TemplateProcessing(single="<|start|> $A", special_tokens=[("<|start|>", 1)])
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    return made, path
+
+
+def word_piece(tmp_path, **options):
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=20))
+    made.normalizer = normalizers.BertNormalizer(**options)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece(cleanup=False)
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    made.train_from_iterator(TEXT, trainers.WordPieceTrainer(vocab_size=300, special_tokens=specials, show_progress=False))
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    return made, path
+
+
+def random_texts(count, seed=0):
+    r = random.Random(seed)
+    pieces = ["<|end|>", "<|start|>", "<tool>", "<tool> x", "word", "[CLS]", " the", "'re", "\r\n", "  ", "1234567", "<|im_end|>"]
+    for _ in range(count):
+        text = ""
+        for _ in range(r.randint(0, 24)):
+            choice = r.random()
+            if choice < 0.6:
+                text += r.choice(INTERESTING)
+            elif choice < 0.75:
+                text += r.choice(pieces)
+            elif choice < 0.9:
+                text += chr(r.randint(0x20, 0x2FFF))
+            else:
+                point = r.randint(0, 0x10FFFF)
+                text += chr(point) if not 0xD800 <= point <= 0xDFFF else "\ue000"
+        yield text
+
+
+def compare(reference, ours, texts):
+    for text in texts:
+        assert ours.encode(text) == reference.encode(text).ids, repr(text)
+        assert ours.encode(text, add_special=False) == reference.encode(text, add_special_tokens=False).ids, repr(text)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "qwen2", "smollm"])
+def test_byte_pairs_of_random_texts(kind, tmp_path):
+    reference, path = byte_pair(kind, tmp_path)
+    ours = runtime.Tokenizer(path)
+    compare(reference, ours, TEXT)
+    compare(reference, ours, random_texts(3000))
+    compare(reference, ours, ["a" * 3000 + "1" * 500, "'" * 100, " " * 77 + "x", "\n" * 50])
+    for text in TEXT:
+        ids = reference.encode(text).ids
+        assert ours.decode(ids) == reference.decode(ids)
+        assert ours.decode(ids[:-1], skip_special=False) == reference.decode(ids[:-1], skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"lowercase": False}, {"lowercase": False, "strip_accents": True}, {"strip_accents": False},
+                                     {"clean_text": False, "handle_chinese_chars": False}])  # fmt: skip
+def test_word_pieces_of_random_texts(options, tmp_path):
+    reference, path = word_piece(tmp_path, **options)
+    ours = runtime.Tokenizer(path)
+    compare(reference, ours, TEXT)
+    compare(reference, ours, random_texts(3000))
+    ids = reference.encode(TEXT[0]).ids
+    assert ours.decode(ids) == reference.decode(ids)
+
+
+def test_every_code_point_alone_and_between_letters(tmp_path):
+    points = [chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
+    texts = [f"a{c}{c} {c}1" for c in points[:0x3400:3]] + ["a" + "a".join(points[i : i + 64]) for i in range(0x3000, len(points), 4096)]
+    for kind in ["gpt2", "qwen2", "smollm"]:
+        reference, path = byte_pair(kind, tmp_path)
+        compare(reference, runtime.Tokenizer(path), texts)
+    reference, path = word_piece(tmp_path)
+    compare(reference, runtime.Tokenizer(path), texts)
+
+
+def smollm2_reference():
+    import gguf
+
+    fields = gguf.GGUFReader(need(SMOLLM2)).fields
+    tokens, merges = fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.merges"].contents()
+    types = fields["tokenizer.ggml.token_type"].contents()
+    model = models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[tuple(m.split(" ")) for m in merges])
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizer("smollm")
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([t for t, kind in zip(tokens, types, strict=True) if kind == 3])
+    return made
+
+
+def test_smollm2_on_wikitext():
+    reference, ours = smollm2_reference(), runtime.Tokenizer(SMOLLM2)
+    text = wikitext()
+    assert ours.encode(text) == reference.encode(text).ids
+    compare(reference, ours, random_texts(2000, seed=1))
+    ids = ours.encode(text[:20000])
+    assert ours.decode(ids) == text[:20000]
+
+
+def test_minilm_on_wikitext():
+    reference = Tokenizer.from_file(str(need(MINILM / "tokenizer.json")))
+    reference.no_truncation()
+    reference.no_padding()
+    ours = runtime.Tokenizer(MINILM)
+    lines = wikitext().splitlines()
+    compare(reference, ours, lines[:1500])
+    compare(reference, ours, random_texts(2000, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (('"type":"BPE"', '"type":"Unigram"'), "model of type \"Unigram\", expected BPE"),
+        (('"byte_fallback":false', '"byte_fallback":true'), "byte fallback"),
+        (('"use_regex":true', '"use_regex":false'), "without byte-level words"),
+        (('"normalizer":null', '"normalizer":{"type":"NFKC"}'), "normaliser \"NFKC\""),
+        (('"Ġ"', '"Ġ Ġ"'), "merge"),
+        (('"version"', '"version'), "tokenizer.json"),
+    ],
+)
+def test_what_a_file_may_not_ask_for(change, sentence, tmp_path):
+    _, path = byte_pair("gpt2", tmp_path)
+    text = re.sub(r"\s*\n\s*", "", path.read_text()).replace('": ', '":')
+    assert change[0] in text
+    path.write_text(text.replace(*change))
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        runtime.Tokenizer(path)
