@@ -16,13 +16,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("torch") is not None:
+    from . import tasks
     from ._gate import with_gate
     from ._library import DECLARATIONS, VERSION
     from ._ops import FUNCTIONS
     from ._transformers import register_with_transformers
 
     __version__ = VERSION
-    __all__ = ["info", "list_ops", "register_with_transformers", "with_gate", *FUNCTIONS]
+    __all__ = ["info", "list_ops", "register_with_transformers", "tasks", "with_gate", *FUNCTIONS]
     globals().update(FUNCTIONS)
 
     if TYPE_CHECKING:

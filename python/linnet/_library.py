@@ -21,9 +21,9 @@ def _load():
     torch.ops.load_library(str(PATH))
     library = ctypes.CDLL(str(PATH))
     library.linnet_describe.restype = ctypes.c_char_p
-    return json.loads(library.linnet_describe())
+    return library, json.loads(library.linnet_describe())
 
 
-_description = _load()
+LIBRARY, _description = _load()
 VERSION = _description["version"]
 DECLARATIONS = {declaration["name"]: declaration for declaration in _description["ops"]}

@@ -7,6 +7,7 @@
 #include "capi/report.h"
 #include "core/call.h"
 #include "core/describe.h"
+#include "tasks/task.h"
 
 using namespace linnet;
 using capi::report;
@@ -188,3 +189,51 @@ linnet_executor* linnet_executor_new(int workers,
 }
 
 void linnet_executor_free(linnet_executor* executor) { delete executor; }
+
+struct linnet_task {
+  std::vector<tasks::TaskTensor> tensors;
+};
+
+const char* linnet_describe_tasks(void) {
+  static const std::string text = tasks::describe_tasks();
+  return text.c_str();
+}
+
+int linnet_task_make(const char* name, const linnet_option* options, int option_count, linnet_task** task, char* message,
+                     size_t message_bytes) {
+  return report(message, message_bytes, [&]() -> Status {
+    if (name == nullptr || task == nullptr) return bad_input("a task needs a name and a place for the result");
+    *task = nullptr;
+    if (option_count < 0 || (option_count > 0 && options == nullptr)) {
+      return bad_input(std::string(name) + ": " + std::to_string(option_count) + " options are announced, but none are given");
+    }
+    tasks::Words words;
+    for (int i = 0; i < option_count; ++i) {
+      if (options[i].name == nullptr || options[i].text == nullptr) {
+        return bad_input(std::string(name) + ": option " + std::to_string(i) + " has no name or no text");
+      }
+      words.emplace_back(options[i].name, options[i].text);
+    }
+    auto made = std::make_unique<linnet_task>();
+    LINNET_TRY(tasks::make_task(name, words, &made->tensors));
+    *task = made.release();
+    return {};
+  });
+}
+
+int linnet_task_tensor(const linnet_task* task, int index, linnet_tensor* tensor) {
+  if (task == nullptr || tensor == nullptr || index < 0 || static_cast<size_t>(index) >= task->tensors.size()) {
+    return LINNET_BAD_INPUT;
+  }
+  const tasks::TaskTensor& from = task->tensors[static_cast<size_t>(index)];
+  *tensor = {from.name.c_str(),
+             const_cast<void*>(from.data()),
+             static_cast<int32_t>(from.dtype),
+             LINNET_CPU,
+             static_cast<int32_t>(from.shape.size()),
+             from.shape.data(),
+             nullptr};
+  return LINNET_OK;
+}
+
+void linnet_task_free(linnet_task* task) { delete task; }

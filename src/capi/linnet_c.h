@@ -91,6 +91,24 @@ LINNET_API linnet_executor* linnet_executor_new(
     void* self);
 LINNET_API void linnet_executor_free(linnet_executor* executor);  // no call may be running on it; NULL is allowed
 
+// Tasks: benchmarks that are generated from a seed or read from files (`linnet tasks list`).
+//
+//   linnet_task* task = NULL;
+//   linnet_option options[] = {{"examples", "4"}, {"length", "64"}};
+//   linnet_tensor tensor;
+//   if (linnet_task_make("mqar", options, 2, &task, message, sizeof message) == LINNET_OK) {
+//     for (int i = 0; linnet_task_tensor(task, i, &tensor) == LINNET_OK; ++i) use(tensor.name, tensor.data, tensor.sizes);
+//   }
+//   linnet_task_free(task);
+typedef struct linnet_task linnet_task;
+// All tasks with options and tensors as JSON, {"tasks": [...]}; valid for the life of the process.
+LINNET_API const char* linnet_describe_tasks(void);
+LINNET_API int linnet_task_make(const char* name, const linnet_option* options, int option_count, linnet_task** task,
+                                char* message, size_t message_bytes);
+// The tensor's name, values and sizes stay valid until the task is freed. LINNET_BAD_INPUT when there is none of this index.
+LINNET_API int linnet_task_tensor(const linnet_task* task, int index, linnet_tensor* tensor);
+LINNET_API void linnet_task_free(linnet_task* task);  // NULL is allowed
+
 #ifdef __cplusplus
 }
 #endif

@@ -220,4 +220,31 @@ TEST(CHeader, survives_null_and_nonsense) {
   EXPECT_STREQ(text, "there is no operator 'softmx'; linnet_describe() has them all");
 }
 
+TEST(CHeader, tasks_by_name) {
+  char message[256];
+  linnet_task* task = nullptr;
+  const linnet_option options[] = {{"examples", "3"}, {"length", "32"}, {"vocab", "64"}};
+  ASSERT_EQ(linnet_task_make("mqar", options, 3, &task, message, sizeof message), LINNET_OK) << message;
+  linnet_tensor inputs = {}, labels = {};
+  ASSERT_EQ(linnet_task_tensor(task, 0, &inputs), LINNET_OK);
+  ASSERT_EQ(linnet_task_tensor(task, 1, &labels), LINNET_OK);
+  EXPECT_STREQ(inputs.name, "inputs");
+  EXPECT_EQ(inputs.dtype, LINNET_I64);
+  ASSERT_EQ(inputs.rank, 2);
+  EXPECT_EQ(inputs.sizes[0], 3);
+  EXPECT_EQ(inputs.sizes[1], 32);
+  EXPECT_EQ(static_cast<const int64_t*>(labels.data)[0], -100);
+  EXPECT_EQ(linnet_task_tensor(task, 3, &labels), LINNET_BAD_INPUT);
+  EXPECT_EQ(linnet_task_tensor(task, -1, &labels), LINNET_BAD_INPUT);
+  linnet_task_free(task);
+  linnet_task_free(nullptr);
+  EXPECT_NE(std::string(linnet_describe_tasks()).find("\"name\":\"pathfinder\""), std::string::npos);
+  const linnet_option odd[] = {{"length", "33"}};
+  EXPECT_EQ(linnet_task_make("mqar", odd, 1, &task, message, sizeof message), LINNET_BAD_INPUT);
+  EXPECT_STREQ(message, "mqar: length is 33, expected an even number");
+  EXPECT_EQ(task, nullptr);
+  EXPECT_EQ(linnet_task_make("mqar", nullptr, 2, &task, message, sizeof message), LINNET_BAD_INPUT);
+  EXPECT_EQ(linnet_task_make(nullptr, nullptr, 0, &task, nullptr, 0), LINNET_BAD_INPUT);
+}
+
 }  // namespace

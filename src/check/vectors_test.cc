@@ -46,7 +46,8 @@ TEST(Vectors, FilesPass) {
           const Status ran = run_vectors(file, dtype, {.threads = 2}, &result);
           ASSERT_TRUE(ran.ok()) << ran.message();
           EXPECT_TRUE(result.ok()) << result.text();
-          for (const std::string& name : result.unchecked) EXPECT_TRUE(intermediate(file.name, name)) << file.name << ": " << name;
+          for (const std::string& name : result.unchecked)
+            EXPECT_TRUE(intermediate(file.name, name)) << file.name << ": " << name;
           ++checked;
         }
         continue;
