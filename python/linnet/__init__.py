@@ -12,8 +12,6 @@ equation, `linnet.info("softmax")` the declaration. They work with autograd, tor
 import copy
 import difflib
 import importlib.util
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("torch") is not None:
     from . import tasks
@@ -25,10 +23,6 @@ if importlib.util.find_spec("torch") is not None:
     __version__ = VERSION
     __all__ = ["info", "list_ops", "register_with_transformers", "tasks", "with_gate", *FUNCTIONS]
     globals().update(FUNCTIONS)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(name: str) -> Callable[..., Any]: ...  # the operators, which type checkers cannot see
 
 else:
     DECLARATIONS, FUNCTIONS = {}, {}

@@ -1,9 +1,9 @@
 """Docstrings from the declarations, with an example that runs."""
 
 import textwrap
-from keyword import iskeyword
 
-from ._shapes import Letters
+from ._letters import Letters
+from ._signature import argument
 
 # io is the type of the call, that of the first input: float64, float32, bfloat16 or float16.
 ELEMENTS = {
@@ -54,11 +54,6 @@ def _option(option):
     else:
         values = f"{bounds[0]} to {bounds[1]}"
     return _wrapped(f"{option['name']}: {option['doc']}{'; ' + values if values else ''}.", 4)
-
-
-def argument(decl):
-    """The Python name of an input: the declared one, except for words of the language (lambda_)."""
-    return decl["name"] + "_" if iskeyword(decl["name"]) else decl["name"]
 
 
 def _example(declaration):

@@ -1,8 +1,8 @@
 """A gate on any read: one call for what mechanism `gated` fuses with softmax."""
 
-from ._documentation import argument
 from ._library import DECLARATIONS
 from ._ops import FUNCTIONS
+from ._signature import argument
 
 _GATED = {"G2": "v", "G3": "k", "G4": "q"}  # G1 gates the read
 

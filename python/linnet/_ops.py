@@ -1,13 +1,17 @@
 """Python functions, fake kernels and autograd of every operator, made from the declarations."""
 
+import inspect
 import linecache
+from collections.abc import Sequence  # noqa: F401, the signatures name it
 
 import torch
 from torch.autograd import forward_ad
 
-from ._documentation import argument, document
+from ._documentation import document
 from ._library import DECLARATIONS
+from ._names import as_index, as_window, explain_types, look_at_layout, refuse_names, watch_layout
 from ._shapes import Shapes
+from ._signature import argument, on_demand, parameters
 
 
 def on_request(output):
@@ -194,16 +198,20 @@ def refuse_tangents(name, tensors):
 
 
 def call(name, tensors, keywords):
-    """Calls a differentiable operator."""
-    refuse_tangents(name, tensors)
-    if (
-        torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
-    ):
-        table = FUNCTIONAL if torch._C._are_functorch_transforms_active() else EAGER
-        return table[name].apply(keywords, *tensors)
-    return getattr(torch.ops.linnet, name).default(*tensors, **keywords)
+    """Calls an operator."""
+    if torch.compiler.is_compiling():
+        refuse_tangents(name, tensors)
+        return getattr(torch.ops.linnet, name).default(*tensors, **keywords)
+    try:
+        look_at_layout(name, tensors[0])
+        refuse_tangents(name, tensors)
+        if name in EAGER and torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+            table = FUNCTIONAL if torch._C._are_functorch_transforms_active() else EAGER
+            return table[name].apply(keywords, *tensors)
+        return getattr(torch.ops.linnet, name).default(*tensors, **keywords)
+    except (RuntimeError, TypeError) as error:
+        explain_types(DECLARATIONS[name], tensors, keywords, error)
+        raise
 
 
 def refuse_gradient(name, *tensors):
@@ -218,35 +226,25 @@ def overwritten(*tensors):
         torch.autograd.graph.increment_version([t for t in tensors if t is not None and not t.is_inference()])
 
 
-TYPES = {
-    "real": "float",
-    "maybe_real": "float | None",
-    "integer": "int",
-    "boolean": "bool",
-    "choice": "str",
-    "window": "tuple[int, int]",
-    "sizes": "tuple[int, ...]",
-}
-
-
 def _source(declaration):
     """The text of the Python function: a real signature, and nothing in its body that torch.compile could not follow."""
     name, inputs, outputs = declaration["name"], declaration["inputs"], declaration["outputs"]
-    positional = next((i for i, decl in enumerate(inputs) if decl["optional"]), len(inputs))
-    signature = [f"{argument(decl)}: torch.Tensor" for decl in inputs[:positional]] + ["*"]
-    signature += [
-        f"{argument(decl)}: torch.Tensor" + (" | None = None" if decl["optional"] else "") for decl in inputs[positional:]
-    ]
-    for option in declaration["options"]:
-        default = tuple(option["default"]) if option["kind"] in ("window", "sizes") else option["default"]
-        signature.append(f"{option['name']}: {TYPES[option['kind']]} = {default!r}")
-    choosable = [decl["name"] for decl in outputs[1:] if decl["optional"]]
-    signature += [f"return_{output}: bool = False" for output in choosable]
-    if signature[-1] == "*":
-        signature.pop()
+    choosable = on_demand(declaration)
+    signature = parameters(declaration) + [f"return_{output}: bool = False" for output in choosable] + ["**others"]
+    if signature[-2] == "*":
+        del signature[-2]
 
     names = [argument(decl) for decl in inputs]
-    body = []
+    body = ["if others:", f"    refuse_names(DECLARATIONS[{name!r}], others)"]
+    for decl in inputs:
+        if decl["element"] == "index":
+            key = argument(decl)
+            read = f"{key} = as_index({name!r}, {key!r}, {key}, {names[0]}, {decl['mutated']})"
+            body += [f"if {key} is not None:", f"    {read}"]
+    for option in declaration["options"]:
+        if option["kind"] == "window":
+            key = option["name"]
+            body += [f"if not isinstance({key}, (tuple, list)):", f"    {key} = as_window({name!r}, {key!r}, {key})"]
     if declaration["differentiable"]:
         cast = ", ".join(argument(decl) for decl in inputs if decl["element"] == "io" and not decl["mutated"])
         body += ['if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):', f"    {cast}, = autocast({cast})"]
@@ -257,12 +255,8 @@ def _source(declaration):
     # The first output is always asked for.
     values = {keyword: "True" if keyword == "return_" + outputs[0]["name"] else keyword for keyword in keywords}
     results = ", ".join("_" + decl["name"] for decl in outputs)
-    if declaration["differentiable"]:
-        pairs = ", ".join(f"{torch_name(keyword)!r}: {value}" for keyword, value in values.items())
-        body.append(f"{results} = call({name!r}, ({', '.join(names)},), {{{pairs}}})")
-    else:
-        pairs = [f"{torch_name(keyword)}={value}" for keyword, value in values.items()]
-        body.append(f"{results} = torch.ops.linnet.{name}.default({', '.join(names + pairs)})")
+    pairs = ", ".join(f"{torch_name(keyword)!r}: {value}" for keyword, value in values.items())
+    body.append(f"{results} = call({name!r}, ({', '.join(names)},), {{{pairs}}})")
     if states := [argument(decl) for decl in inputs if decl["mutated"]]:
         body.append(f"overwritten({', '.join(states)})")
     always = "".join(f"_{decl['name']}, " for decl in outputs if decl["name"] not in choosable)
@@ -283,6 +277,8 @@ def _function(declaration):
     exec(compile(source, place, "exec"), globals())  # this module's own: torch.compile guards globals by module and name
     function = globals()[name]
     function.__module__ = "linnet"
+    known = inspect.signature(function)  # without the catch-all, which is there for its sentence alone
+    function.__signature__ = known.replace(parameters=[p for p in known.parameters.values() if p.name != "others"])
     function.__doc__ = document(declaration)
     return function
 
@@ -295,3 +291,4 @@ for _declaration in DECLARATIONS.values():
         _register_backward(_declaration)
         _register_vmap(_declaration["name"] + "_backward", [])
     FUNCTIONS[_declaration["name"]] = _function(_declaration)
+    watch_layout(_declaration)

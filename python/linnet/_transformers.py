@@ -1,11 +1,176 @@
-"""Exact attention for Hugging Face transformers (5 and newer), as attn_implementation="linnet"."""
+"""Exact attention for Hugging Face transformers (5 and newer), as attn_implementation="linnet".
 
+transformers asks for a mask once per forward and hands it to every layer. The mask here is a rule (causal, window, padding,
+packing) that the attention reads directly; it becomes a dense tensor only when something else looks at its values.
+"""
+
+import functools
 import math
 import warnings
+from dataclasses import dataclass
 
 import torch
+from torch.utils._pytree import tree_map
 
 from ._ops import FUNCTIONS
+
+
+@dataclass
+class _Rule:
+    """What a query sees: softmax's own options, and where its tokens are when they are packed."""
+
+    keys: int  # the first so many keys; query i stands at position i + keys - queries
+    causal: bool
+    window: tuple[int, int] = (-1, -1)
+    chunk: int = 0
+    key_len: torch.Tensor | None = None  # [B]: padding behind the keys
+    tokens_q: torch.Tensor | None = None  # packed: which of the B * Tq queries there are,
+    tokens_k: torch.Tensor | None = None  # which of the B * Tk keys,
+    cu_seqlens_q: torch.Tensor | None = None  # and where the sequences begin
+    cu_seqlens_k: torch.Tensor | None = None
+
+
+class _Mask(torch.Tensor):
+    """A boolean mask [B, 1, Tq, Tk] that holds its rule; any use of its values makes them first."""
+
+    @staticmethod
+    def __new__(cls, shape, device, rule, dense):
+        mask = torch.Tensor._make_subclass(cls, torch.ones(1, dtype=torch.bool, device=device).expand(shape))
+        mask.rule, mask.dense = rule, dense
+        return mask
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if function not in _HARMLESS:
+                args, kwargs = tree_map(lambda x: x.dense() if isinstance(x, _Mask) else x, (args, kwargs or {}))
+            return function(*args, **(kwargs or {}))
+
+
+_HARMLESS = {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")),
+}
+
+
+def _terms(function):
+    """The functions that transformers' and_masks has joined."""
+    if function.__qualname__ == "and_masks.<locals>.and_mask":
+        return [term for each in function.__closure__[0].cell_contents for term in _terms(each)]
+    return [function]
+
+
+def _closure(function, name):
+    return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
+
+
+def _rule(batch, queries, keys, q_offset, kv_offset, mask_function, attention_mask):
+    """The rule of a mask, or None where it is none of those that softmax knows."""
+    causal, left, right, chunk, segments = False, -1, -1, 0, None
+    for term in _terms(mask_function):
+        kind = term.__qualname__.removesuffix(".<locals>.inner_mask")
+        if kind == "causal_mask_function":
+            causal = True
+        elif kind == "sliding_window_overlay":
+            left = _closure(term, "sliding_window") - 1
+        elif kind == "sliding_window_bidirectional_overlay":
+            left = right = _closure(term, "sliding_window")
+        elif kind == "chunked_overlay" and not _closure(term, "left_padding").any():
+            chunk = _closure(term, "chunk_size")
+        elif kind == "packed_sequence_mask_function" and segments is None:
+            segments = _closure(term, "packed_sequence_mask")
+        elif kind != "bidirectional_mask_function":
+            return None
+    offset = int(q_offset) - int(kv_offset)
+    used = min(keys, offset + queries) if causal else keys  # behind them a cache is still empty
+    if causal and offset + queries > keys or not causal and (offset != 0 or (queries != keys and (left, right) != (-1, -1))):
+        return None
+    rule = _Rule(used, causal, (left, right), chunk)
+    local = (left, right) != (-1, -1) or chunk > 0
+    if chunk and (kv_offset or offset):
+        return None  # blocks are counted from the first token
+
+    if segments is not None:
+        if attention_mask is not None or queries != keys or offset:
+            return None
+        begins = torch.ones_like(segments, dtype=torch.bool)
+        begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        ends = torch.tensor([batch * keys], device=segments.device)
+        rule.cu_seqlens_q = rule.cu_seqlens_k = torch.cat([begins.flatten().nonzero().flatten(), ends])
+        return None if chunk else rule
+
+    if attention_mask is None:
+        return rule
+    there = attention_mask[:, kv_offset : kv_offset + used]
+    if there.shape[1] < used:
+        there = torch.nn.functional.pad(there, (0, used - there.shape[1]))
+    if there.all():
+        return rule
+    counts = there.sum(1)
+    ordinals = there.cumsum(1)
+    behind = bool((there == (ordinals.new_ones(used).cumsum(0) <= counts[:, None])).all())  # all padding is behind
+    gaps = bool((there[:, 1:] & ~there[:, :-1]).sum(1).add(there[:, 0]).max() > 1)
+    if behind and not causal and not local:
+        rule.key_len = counts
+        return rule
+    if behind and causal and offset == 0:
+        return rule  # no token sees the padding; what padding sees is nobody's
+    if (gaps and local) or chunk:
+        return None
+    seen = there[:, offset:] if causal else there
+    if queries != used and not seen.all():
+        return None
+    if queries == 1:
+        return None  # a row of logits: gathering the keys would cost more
+    nothing = counts.new_zeros(1)
+    rule.tokens_k = there.flatten().nonzero().flatten()
+    rule.cu_seqlens_k = torch.cat([nothing, counts.cumsum(0)])
+    if queries == used:
+        rule.tokens_q, rule.cu_seqlens_q = rule.tokens_k, rule.cu_seqlens_k
+    else:
+        rule.cu_seqlens_q = torch.arange(batch + 1, device=counts.device) * queries
+    return rule
+
+
+def _mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, device="cpu", **options):
+    """transformers' mask: None for plain causal attention, else a rule, else the dense tensor."""
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+    mask_function = mask_function or causal_mask_function
+    given = {
+        "batch_size": batch_size,
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "q_offset": q_offset,
+        "kv_offset": kv_offset,
+        "mask_function": mask_function,
+        "attention_mask": attention_mask,
+        "device": device,
+        **options,
+    }
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or isinstance(attention_mask, torch._subclasses.FakeTensor):
+        return sdpa_mask(**given)
+    rule = _rule(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask)
+    if rule is None:
+        return sdpa_mask(**given)
+    given["allow_is_causal_skip"] = given["allow_is_bidirectional_skip"] = False
+    dense = functools.cache(lambda: sdpa_mask(**given))
+    return _Mask((batch_size, 1, q_length, kv_length), device, rule, dense)
+
+
+def _packed(rule, query, key, value, options):
+    """The call over the tokens that there are, as packed sequences; the others get 0."""
+    batch, queries = query.shape[:2]
+    q, k, v = query.flatten(0, 1), key[:, : rule.keys].flatten(0, 1), value[:, : rule.keys].flatten(0, 1)
+    if rule.tokens_k is not None:
+        k, v = k[rule.tokens_k], v[rule.tokens_k]
+    if rule.tokens_q is not None:
+        q = q[rule.tokens_q]
+    out = FUNCTIONS["softmax"](q, k, v, cu_seqlens_q=rule.cu_seqlens_q, cu_seqlens_k=rule.cu_seqlens_k, **options)
+    if rule.tokens_q is not None:
+        out = out.new_zeros(batch * queries, *out.shape[1:]).index_copy(0, rule.tokens_q, out)
+    return out.unflatten(0, (batch, queries))
 
 
 def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, **options):
@@ -18,26 +183,32 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     if options.get("output_attentions"):
         warnings.warn("linnet: attention weights are never formed, output_attentions gives none; eager attention has them")
     tokens = query.shape[2]
+    read = {"sinks": options.get("s_aux"), "softcap": options.get("softcap") or 0.0, "scale": scaling}
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+    if isinstance(attention_mask, _Mask):
+        rule = attention_mask.rule
+        fits = attention_mask.shape[0] == query.shape[0] and attention_mask.shape[2:] == (tokens, key.shape[1])
+        if fits and options.get("position_bias") is None:
+            read.update(causal=rule.causal, window=rule.window)
+            if rule.chunk:
+                read["chunk"] = rule.chunk
+            if rule.cu_seqlens_q is not None:
+                return _packed(rule, query, key, value, read), None
+            key, value = key[:, : rule.keys], value[:, : rule.keys]
+            return FUNCTIONS["softmax"](query, key, value, key_len=rule.key_len, **read), None
+        attention_mask = attention_mask.dense()
+
     causal = attention_mask is None and tokens > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if causal and key.shape[2] > tokens:  # a cache with room for more: without a mask, positions count from its start
-        key, value = key[:, :, :tokens], value[:, :, :tokens]
+    if causal and key.shape[1] > tokens:  # a cache with room for more: without a mask, positions count from its start
+        key, value = key[:, :tokens], value[:, :tokens]
     bias = attention_mask
     if bias is not None and bias.dtype == torch.bool:
         bias = torch.zeros(bias.shape, dtype=query.dtype, device=bias.device).masked_fill_(~bias, -math.inf)
     if options.get("position_bias") is not None:
-        position_bias = options["position_bias"][..., : key.shape[2]]
+        position_bias = options["position_bias"][..., : key.shape[1]]
         bias = position_bias if bias is None else bias + position_bias
-    out = FUNCTIONS["softmax"](
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        bias=bias,
-        sinks=options.get("s_aux"),
-        softcap=options.get("softcap") or 0.0,
-        scale=scaling,
-        causal=bool(causal),
-    )
-    return out, None
+    return FUNCTIONS["softmax"](query, key, value, bias=bias, causal=bool(causal), **read), None
 
 
 def register_with_transformers(name="linnet"):
@@ -47,7 +218,7 @@ def register_with_transformers(name="linnet"):
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="linnet")
     """
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(name, _attention)
-    AttentionMaskInterface.register(name, sdpa_mask)  # without one, padding and windows would be dropped silently
+    AttentionMaskInterface.register(name, _mask)  # without one, padding and windows would be dropped silently

@@ -1,5 +1,6 @@
 """What the functions compute, and how they take their arguments: the operators themselves are checked by the C++ tests."""
 
+import ast
 import ctypes
 import doctest
 import inspect
@@ -239,12 +240,12 @@ WRONG = {
     "unknown option": (
         lambda: linnet.softmax(q4, q4, q4, casual=True),
         TypeError,
-        "softmax() got an unexpected keyword argument 'casual'",
+        "softmax: there is no argument 'casual'; did you mean 'causal'?",
     ),
     "not a tensor": (
         lambda: linnet.softmax(q4, q4, [1.0]),
-        RuntimeError,
-        "linnet::softmax() Expected a value of type 'Tensor' for argument 'v'",
+        TypeError,
+        "softmax: v is a list, expected a torch.Tensor",
     ),
     "block": (lambda: linnet.monarch(q4, q4, q4, block=0), RuntimeError, "monarch: block is 0, expected at least 1"),
     "boolean bias": (
@@ -418,7 +419,7 @@ def call_c(library, name, tensors, options):
     assert code == 0, message.value
 
 
-@pytest.mark.parametrize("library", [PATH, PATH.parents[2] / "liblinnet_c.so"], ids=lambda path: path.name)
+@pytest.mark.parametrize("library", [PATH, PATH.parents[2] / "liblinnet.so"], ids=lambda path: path.name)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_same_bits_as_the_c_header(case, library):
     name, given, options = case
@@ -474,12 +475,13 @@ def test_library_needs_only_the_stable_shim_of_torch():
     foreign = [
         s
         for s in symbols
-        if not re.search(r"@(GLIBC|GLIBCXX|CXXABI|GCC)_", s) and not s.startswith(("_ITM_", "__gmon_start__"))
+        if not re.search(r"@(GLIBC|GLIBCXX|CXXABI|GCC)_", s) and not s.startswith(("_ITM_", "_ZGTt", "__cxa_", "__gmon_start__"))
     ]
     assert len(foreign) > 20  # the shim itself
-    assert [s for s in foreign if not re.fullmatch(r"(aoti_torch|torch)_\w+", s)] == []
+    ours = re.compile(r"_ZNK?6linnet|_ZT[VI]N6linnet|linnet_")
+    assert [s for s in foreign if not re.fullmatch(r"(aoti_torch|torch)_\w+", s) and not ours.match(s)] == []
     needed = subprocess.run(["readelf", "-d", PATH], capture_output=True, text=True, check=True).stdout
-    assert "RPATH" not in needed and "RUNPATH" not in needed
+    assert re.findall(r"R(?:UN)?PATH\).*\[(.*)\]", needed) == ["$ORIGIN"]
     assert {name for name in re.findall(r"\[(lib[a-z0-9_]+)\.so", needed) if "torch" in name or "c10" in name} == {
         "libtorch_cpu"
     }
@@ -494,9 +496,22 @@ def test_import_needs_nothing_but_torch():
     assert loaded.split() == ["linnet"]
 
 
-def test_type_checkers_are_told_of_the_operators():
-    code = "import torch, typing; typing.TYPE_CHECKING = True; import linnet; typing.get_type_hints(linnet.__getattr__)['return']"
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(PATH.parents[1])})
+def test_editors_are_told_of_the_operators():
+    """The stub that the build writes has the signature and the text of every function."""
+    stub = ast.parse((PATH.parent / "__init__.pyi").read_text())
+    functions = {}
+    for node in stub.body:
+        if isinstance(node, ast.FunctionDef):
+            functions.setdefault(node.name, []).append(node)
+    modules = {name.name for node in stub.body if isinstance(node, ast.ImportFrom) and node.level for name in node.names}
+    assert set(functions) | modules >= set(linnet.__all__)
+    for name in linnet.list_ops():
+        known = inspect.signature(getattr(linnet, name)).parameters
+        for node in functions[name]:
+            arguments = node.args.args + node.args.kwonlyargs
+            assert [each.arg for each in arguments] == list(known)
+            assert [each.arg for each in node.args.kwonlyargs] == [n for n, p in known.items() if p.kind is p.KEYWORD_ONLY]
+        assert inspect.cleandoc(ast.get_docstring(functions[name][0])) == inspect.cleandoc(getattr(linnet, name).__doc__)
 
 
 def test_gate_on_any_read():
@@ -527,3 +542,87 @@ def test_gate_on_any_read():
 
 def test_what_is_returned_alone_takes_the_gradient():
     assert all(info["outputs"][0]["differentiable"] for info in map(linnet.info, linnet.list_ops()) if info["differentiable"])
+
+
+# Calls in the words of other libraries.
+@pytest.mark.parametrize(
+    "name,keywords,sentence",
+    [
+        ("softmax", {"is_causal": True}, "softmax: there is no argument 'is_causal'; it is called 'causal' here"),
+        ("softmax", {"casual": True}, "softmax: there is no argument 'casual'; did you mean 'causal'?"),
+        ("softmax", {"attn_mask": None}, "softmax: there is no argument 'attn_mask'; it is called 'bias' here"),
+        ("softmax", {"dropout_p": 0.0}, "softmax: there is no argument 'dropout_p'; attention here has no dropout"),
+        ("softmax", {"window_size": (3, 0)}, "softmax: there is no argument 'window_size'; it is called 'window' here"),
+        ("delta", {"output_final_state": True}, "delta: there is no argument 'output_final_state'; it is called 'return_final_state' here"),
+        ("delta", {"head_first": False}, "delta: there is no argument 'head_first'; tensors are"),
+        ("linear", {"feature_map": "elu1"}, "linear: there is no argument 'feature_map'; it is called 'map' here"),
+        ("linear", {"entirely_unknown_word": 1}, "linear: there is no argument 'entirely_unknown_word'; it takes q, k, v"),
+    ],
+)
+def test_other_names_are_answered(name, keywords, sentence):
+    q = torch.randn(1, 5, 2, 4)
+    more = [torch.rand(1, 5, 2)] if name == "delta" else []
+    with pytest.raises(TypeError, match="^" + re.escape(sentence)):
+        getattr(linnet, name)(q, q, q, *more, **keywords)
+
+
+def test_l2_norm_of_other_libraries():
+    q = torch.randn(1, 5, 2, 4)
+    with pytest.raises(TypeError, match="there is no argument 'use_qk_l2norm_in_kernel'; (it is called 'l2_norm' here|normalise q and k)"):
+        linnet.delta(q, q, q, torch.rand(1, 5, 2), use_qk_l2norm_in_kernel=True)
+
+
+def test_every_other_name_leads_somewhere():
+    from linnet import _names
+
+    known = set()
+    for declaration in map(linnet.info, linnet.list_ops()):
+        known |= {decl["name"] for decl in declaration["inputs"]} | {option["name"] for option in declaration["options"]}
+        known |= {"return_" + decl["name"] for decl in declaration["outputs"]}
+    assert not [(other, names) for other, names in _names.OTHER_NAMES.items() if not set(names) & known]
+
+
+def test_values_of_other_types():
+    numpy = pytest.importorskip("numpy")
+    q = torch.randn(12, 2, 4)
+    expected = linnet.softmax(q, q, q, cu_seqlens_q=torch.tensor([0, 5, 12]), cu_seqlens_k=torch.tensor([0, 5, 12]), causal=True)
+    for offsets in ([0, 5, 12], (0, 5, 12), torch.tensor([0, 5, 12], dtype=torch.int16), numpy.array([0, 5, 12], dtype=numpy.int16)):
+        out = linnet.softmax(q, q, q, cu_seqlens_q=offsets, cu_seqlens_k=offsets, causal=True)
+        assert torch.equal(out, expected)
+    assert torch.equal(linnet.softmax(q[None], q[None], q[None], window=None), linnet.softmax(q[None], q[None], q[None]))
+    k = torch.randn(1, 5, 2, 4)
+    for keywords, sentence in [
+        ({"window": 3}, "softmax: window is 3, expected two whole numbers (left, right) such as (128, 0)"),
+        ({"causal": "yes"}, "softmax: causal is 'yes', expected True or False"),
+        ({"scale": "large"}, "softmax: scale is 'large', expected a number or None"),
+        ({"cu_seqlens_q": [0.5, 2.0]}, "softmax: cu_seqlens_q holds torch.float32, expected whole numbers"),
+        ({"cu_seqlens_q": "0,5"}, "softmax: cu_seqlens_q is '0,5', expected a tensor or a list of whole numbers"),
+        ({"bias": [1.0]}, "softmax: bias is a list, expected a torch.Tensor"),
+    ]:
+        with pytest.raises(TypeError, match="^" + re.escape(sentence)):
+            linnet.softmax(k, k, k, **keywords)
+    with pytest.raises(TypeError, match="^softmax: q is a numpy.ndarray, expected a torch.Tensor \\(torch.from_numpy makes one\\)"):
+        linnet.softmax(k.numpy(), k, k)
+    with pytest.raises(TypeError, match="^softmax: k is None, expected a tensor"):
+        linnet.softmax(k, None, k)
+    cache = torch.zeros(1, 8, 2, 4)
+    with pytest.raises(TypeError, match="^softmax_decode: lengths is a list, expected an int64 or int32 tensor, which is overwritten"):
+        linnet.softmax_decode(k[:, :1], k[:, :1], k[:, :1], k_cache=cache, v_cache=cache, lengths=[0])
+
+
+def test_heads_before_tokens_are_hinted_at_once():
+    code = """
+import warnings, torch, linnet
+warnings.simplefilter("error")
+q = torch.randn(2, 8, 64, 16)      # 8 tokens of 64 heads, or 8 heads of 64 tokens
+linnet.softmax(*[torch.randn(2, 1, 64, 16)] * 3)   # decode: many heads of one token are no sign
+linnet.softmax(*[torch.randn(2, 40, 64, 16)] * 3)  # nor are somewhat more heads than tokens
+try:
+    linnet.softmax(q, q, q)
+    raise SystemExit("no hint")
+except UserWarning as hint:
+    assert "8 tokens of 64 heads" in str(hint) and "transpose(1, 2)" in str(hint), hint
+linnet.softmax(q, q, q)
+linnet.linear(q, q, q)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(PATH.parents[1])})

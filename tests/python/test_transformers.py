@@ -87,3 +87,89 @@ def test_attention_weights_are_not_promised_in_silence():
     model.set_attn_implementation("linnet")
     with pytest.warns(UserWarning, match="^linnet: attention weights are never formed"):
         model.eval()(torch.ones(1, 3, dtype=torch.int64), output_attentions=True)
+
+
+class Seen(list):
+    """Records how softmax is called."""
+
+    def __init__(self, monkeypatch):
+        from linnet import _transformers
+
+        softmax = _transformers.FUNCTIONS["softmax"]
+
+        def spy(*tensors, **options):
+            self.append({key: value for key, value in options.items() if value is not None})
+            return softmax(*tensors, **options)
+
+        monkeypatch.setitem(_transformers.FUNCTIONS, "softmax", spy)
+
+
+def run(name, implementation, tokens, **options):
+    model = build(name).eval()
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        return model(tokens, **options).logits
+
+
+@pytest.mark.parametrize(
+    "name,padding,expected",
+    [
+        ("llama", None, {"causal": True}),
+        ("llama", "left", {"cu_seqlens_q": [0, 13, 22]}),
+        ("llama", "right", {"causal": True}),
+        ("llama", "middle", {"cu_seqlens_q": [0, 13, 22]}),
+        ("mistral window", None, {"window": (4, -1)}),
+        ("mistral window", "left", {"window": (4, -1), "cu_seqlens_q": [0, 13, 22]}),
+        ("mistral window", "middle", {"bias": None}),
+        ("bert both directions", None, {"causal": False}),
+        ("bert both directions", "right", {"key_len": [13, 9]}),
+        ("bert both directions", "left", {"cu_seqlens_k": [0, 13, 22]}),
+    ],
+)
+def test_masks_are_recognised(name, padding, expected, monkeypatch):
+    """Windows and padding reach softmax as such; a dense bias only stands for what is neither."""
+    tokens = torch.randint(1, 97, (2, 13), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(tokens)
+    if padding is not None:
+        mask[1, {"left": slice(0, 4), "right": slice(9, 13), "middle": slice(3, 7)}[padding]] = 0
+    eager = run(name, "eager", tokens, attention_mask=mask)
+    seen = Seen(monkeypatch)
+    ours = run(name, "linnet", tokens, attention_mask=mask)
+    torch.testing.assert_close(ours[mask.bool()], eager[mask.bool()], rtol=1e-4, atol=1e-4)
+    assert len(seen) == 2
+    for call in seen:
+        assert ("bias" in call) == ("bias" in expected)
+        for key, value in expected.items():
+            if key != "bias":
+                assert (call[key].tolist() if isinstance(call[key], torch.Tensor) else call[key]) == value
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral window"])
+def test_packed_sequences_are_recognised(name, monkeypatch):
+    tokens = torch.randint(1, 97, (2, 13), generator=torch.Generator().manual_seed(1))
+    positions = torch.stack([torch.cat([torch.arange(5), torch.arange(8)]), torch.arange(13)])
+    eager = run(name, "eager", tokens, position_ids=positions, use_cache=False)
+    seen = Seen(monkeypatch)
+    ours = run(name, "linnet", tokens, position_ids=positions, use_cache=False)
+    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+    assert all("bias" not in call and call["cu_seqlens_q"].tolist() == [0, 5, 13, 26] for call in seen) and len(seen) == 2
+
+
+def test_other_masks_stay_dense(monkeypatch):
+    """A mask of one's own, and the values of ours when something else reads them."""
+    tokens = torch.randint(1, 97, (1, 6), generator=torch.Generator().manual_seed(1))
+    own = torch.ones(1, 1, 6, 6).tril().bool()
+    own[..., 4, 1] = False
+    eager = run("llama", "eager", tokens, attention_mask=torch.where(own, 0.0, torch.finfo(torch.float32).min))
+    seen = Seen(monkeypatch)
+    torch.testing.assert_close(run("llama", "linnet", tokens, attention_mask=own), eager, rtol=1e-4, atol=1e-4)
+    assert all("bias" in call for call in seen)
+
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    from linnet import _transformers
+
+    rule = _transformers._mask(1, 5, 5, mask_function=sliding_window_causal_mask_function(2))
+    assert isinstance(rule, _transformers._Mask) and rule.shape == (1, 1, 5, 5) and rule.dtype == torch.bool
+    band = torch.ones(5, 5).tril().triu(-1).bool()
+    assert torch.equal(rule[0, 0], band) and torch.equal((~rule)[0, 0], ~band) and type(rule[0, 0]) is torch.Tensor
