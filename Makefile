@@ -12,53 +12,74 @@ export PYTHON JOBS
 configure = cmake --log-level=NOTICE -S . -B $(1) $(if $(wildcard $(1)/CMakeCache.txt),,$(if $(shell command -v ninja),-G Ninja) \
   $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache) -DCMAKE_BUILD_TYPE=Release)
 
-.PHONY: linnet demo test test-build check bench wheel package-check format lint sanitize sanitize-address sanitize-thread \
-  clean distclean help
+# CUDA kernels: for tests wherever there is an nvcc, for the command only where there is a GPU, too. CUDA=1 and CUDA=0 decide.
+CUDA ?= $(if $(wildcard /dev/nvidia0),,0)
+cuda = $(if $(1),-DLINNET_CUDA=$(if $(filter 0,$(1)),OFF,ON),-ULINNET_CUDA)
 
-linnet: ## build the command, build/linnet (the default)
+# Targets whose time is kept for `make help`.
+TIMED := linnet demo test check bench wheel package-check lint sanitize
+.PHONY: $(TIMED) $(TIMED:%=do-%) test-build format sanitize-address sanitize-thread clean distclean help
+
+linnet: ## build the command and liblinnet.so for this machine alone, in build/: its widest instruction set, CUDA if it has a GPU (the default)
+demo: ## build that, then compare the mechanisms on attention inputs of a real transformer: a table and out/compare.html
+test: ## build everything (all instruction sets, CUDA if there is an nvcc, the torch operators, the C++ tests), then run all tests
+check: ## build the command, then check the kernels against the vector files and 1000 random cases
+bench: ## build everything, then measure mechanisms beside PyTorch's own functions, with the machine's ceilings
+wheel: ## build the Python package as dist/*.whl, with all instruction sets, and CUDA if there is an nvcc
+package-check: ## build everything and the wheel, then use the installed C++ package and the wheel as a user would
+lint: ## check the format, and the sources with clang-tidy; builds nothing
+sanitize: ## build the C++ tests twice more and run them under the address, undefined and thread sanitizers
+
+$(TIMED):
+	@tools/timed.sh $@ $(MAKE) do-$@
+
+# A folder that is configured already keeps what it builds: `make test` widens it, `make demo` never narrows it.
+do-linnet:
 	@tools/setup.sh build
-	@test -f $(BUILD)/build.ninja -o -f $(BUILD)/Makefile || $(call configure,$(BUILD)) -DLINNET_TESTS=OFF -DLINNET_TORCH=OFF
-	@cmake --build $(BUILD) --target linnet_command linnet_c -j $(JOBS)
+	@test -f $(BUILD)/build.ninja -o -f $(BUILD)/Makefile || \
+	  $(call configure,$(BUILD)) -DLINNET_TESTS=OFF -DLINNET_TORCH=OFF -DLINNET_ISAS=native $(call cuda,$(CUDA))
+	@cmake --build $(BUILD) --target linnet_command -j $(JOBS)
 
-demo: linnet ## compare the mechanisms on attention inputs of a real transformer: a table and out/compare.html
+do-demo: do-linnet
 	@mkdir -p out
-	@$(BUILD)/linnet compare --html out/compare.html
+	@$(BUILD)/linnet compare --quick --html out/compare.html
 	@echo "open $(CURDIR)/out/compare.html in a browser"
 
-test: test-build ## build everything and run all tests, C++ and Python
+do-test: test-build
 	@tools/test.sh $(BUILD)
 
 test-build:
 	@tools/setup.sh test
-	@$(call configure,$(BUILD)) -DLINNET_TESTS=ON -DLINNET_TORCH=ON -DLINNET_PYTHON=$(VENV)/bin/python
+	@$(call configure,$(BUILD)) -DLINNET_TESTS=ON -DLINNET_TORCH=ON -DLINNET_PYTHON=$(VENV)/bin/python -DLINNET_ISAS=all \
+	  $(call cuda,$(if $(filter file,$(origin CUDA)),,$(CUDA)))
 	@cmake --build $(BUILD) -j $(JOBS)
 
-check: linnet ## check the kernels against the vector files and 1000 random cases
+do-check: do-linnet
 	@$(BUILD)/linnet check tests/vectors
 	@$(BUILD)/linnet check --random 1000
 
-bench: test-build ## measure the mechanisms beside PyTorch's own functions, with the machine's ceilings
+do-bench: test-build
 	@PATH="$(VENV)/bin:$$PATH" $(BUILD)/linnet bench softmax linear --peers
 
-wheel: ## build the Python package as dist/*.whl
+do-wheel:
 	@tools/setup.sh test
 	@rm -rf dist
 	@CXX=$${CXX:-c++} $(if $(shell command -v ccache),CMAKE_CXX_COMPILER_LAUNCHER=ccache) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	  $(VENV)/bin/python -m pip wheel . --no-build-isolation --no-deps --disable-pip-version-check --wheel-dir dist
 
-package-check: test-build ## use the installed C++ package and the wheel as a user would
-	@LINNET_CUDA_IMAGES=$(CURDIR)/$(BUILD)/cuda $(MAKE) wheel
+do-package-check: test-build
+	@LINNET_CUDA_IMAGES=$(CURDIR)/$(BUILD)/cuda $(MAKE) do-wheel
 	@tools/package_check.sh $(BUILD)
 
 format: ## format all C++ sources in place
 	@tools/setup.sh lint
 	@tools/lint.sh --fix-format
 
-lint: ## check the format, and the sources with clang-tidy
+do-lint:
 	@tools/setup.sh lint
 	@tools/lint.sh
 
-sanitize: sanitize-address sanitize-thread ## run the C++ tests under the address, undefined and thread sanitizers
+do-sanitize: sanitize-address sanitize-thread
 
 sanitize-address:
 	@tools/setup.sh gtest
@@ -75,4 +96,4 @@ distclean: clean ## remove also the Python environment
 	@rm -rf .venv
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@tools/timed.sh --help Makefile

@@ -1,6 +1,7 @@
-# linnet_cuda_sources(target source...): compiles each *.cu ahead of time into an image (cubin) that target carries, where there
-# is an nvcc. An image is named by the path of its source below src/mechanisms (or src): recurrence/cuda/delta/walk_bf16.
-# src/core/cuda.h loads the images through the driver at run time: the library links nothing of CUDA.
+# linnet_cuda_sources(target source...): compiles each *.cu ahead of time into an image that target carries, where there is an
+# nvcc. An image is named by the path of its source below src/mechanisms (or src): recurrence/cuda/delta/walk_bf16.
+# src/core/cuda.h loads the images through the driver at run time: the library links nothing of CUDA. An image is a cubin inside
+# a compressed fatbin, a fifth of its size; the driver unpacks it when it is loaded.
 # The variable LINNET_CUDA_IMAGES of the environment names a folder of images that were just compiled from the same sources.
 find_program(LINNET_NVCC nvcc HINTS /usr/local/cuda/bin)
 if(LINNET_NVCC)
@@ -8,29 +9,40 @@ if(LINNET_NVCC)
 else()
   set(found OFF)
 endif()
+find_program(LINNET_FATBINARY fatbinary HINTS /usr/local/cuda/bin)
 option(LINNET_CUDA "compile the CUDA kernels (needs nvcc 12.3 or newer)" ${found})
 # sm_90a: wgmma and setmaxnreg exist for this target alone.
 set(LINNET_NVCC_FLAGS -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Werror=all-warnings --expt-relaxed-constexpr)
+
+set(LINNET_FATBINARY_FLAGS --64 --compress-all)
+if(LINNET_FATBINARY)
+  execute_process(COMMAND ${LINNET_FATBINARY} --help OUTPUT_VARIABLE help ERROR_QUIET)
+  if(help MATCHES "compress-mode")  # from CUDA 12.8 on
+    list(APPEND LINNET_FATBINARY_FLAGS --compress-mode=size)
+  endif()
+endif()
 
 function(linnet_cuda_sources target)
   set(declarations "")
   set(rows "")
   set(count 0)
   if(LINNET_CUDA)
-    if(NOT LINNET_NVCC)
-      message(FATAL_ERROR "LINNET_CUDA is ON, but there is no nvcc: install the CUDA toolkit, or configure with -DLINNET_CUDA=OFF")
+    if(NOT LINNET_NVCC OR NOT LINNET_FATBINARY)
+      message(FATAL_ERROR "LINNET_CUDA is ON, but there is no nvcc with its fatbinary: install the CUDA toolkit, or configure with -DLINNET_CUDA=OFF")
     endif()
     foreach(source ${ARGN})
       string(REGEX REPLACE "^${CMAKE_SOURCE_DIR}/src/(mechanisms/)?(.*)\\.cu$" "\\2" name ${source})
       string(REPLACE "/" "_" symbol linnet_${name})
-      set(image ${CMAKE_BINARY_DIR}/cuda/${name}.cubin)
-      if(EXISTS "$ENV{LINNET_CUDA_IMAGES}/${name}.cubin")
-        set(image "$ENV{LINNET_CUDA_IMAGES}/${name}.cubin")
+      set(image ${CMAKE_BINARY_DIR}/cuda/${name}.fatbin)
+      set(cubin ${CMAKE_BINARY_DIR}/cuda/${name}.cubin)
+      if(EXISTS "$ENV{LINNET_CUDA_IMAGES}/${name}.fatbin")
+        set(image "$ENV{LINNET_CUDA_IMAGES}/${name}.fatbin")
       else()
-        add_custom_command(OUTPUT ${image} DEPENDS ${source} ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh
+        add_custom_command(OUTPUT ${image} BYPRODUCTS ${cubin} DEPENDS ${source} ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh
           COMMAND ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh ${LINNET_NVCC} ${LINNET_NVCC_FLAGS} -I${CMAKE_SOURCE_DIR}/src -cubin
-            -MD -MF ${image}.d -MT ${image} -o ${image} ${source}
-          DEPFILE ${image}.d COMMENT "Building CUDA image ${name}.cubin" VERBATIM)
+            -MD -MF ${image}.d -MT ${image} -o ${cubin} ${source}
+          COMMAND ${LINNET_FATBINARY} ${LINNET_FATBINARY_FLAGS} --create=${image} --image3=kind=elf,sm=90a,file=${cubin}
+          DEPFILE ${image}.d COMMENT "Building CUDA image ${name}.fatbin" VERBATIM)
       endif()
       linnet_embed(${target} ${symbol} ${image})
       string(APPEND declarations "extern \"C\" const char ${symbol}_begin[];\n")

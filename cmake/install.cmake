@@ -1,12 +1,15 @@
-# cmake --install: the library with its headers (find_package(linnet)), the C header and the command.
+# cmake --install: the library, static and shared, with its headers (find_package(linnet), linnet.pc), the C header, the command
+# and the licence.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/linnet)
-install(TARGETS linnet linnet_c EXPORT linnet_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+set_target_properties(linnet_shared PROPERTIES EXPORT_NAME shared)
+install(TARGETS linnet linnet_shared EXPORT linnet_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet
   FILES_MATCHING PATTERN "linnet.h" PATTERN "linnet_c.h" PATTERN "linnet_c_runtime.h"
-  PATTERN "core/args.h" PATTERN "core/executor.h" PATTERN "core/launch.h" PATTERN "core/op.h" PATTERN "core/status.h" PATTERN "core/view.h"
+  PATTERN "core/args.h" PATTERN "core/executor.h" PATTERN "core/launch.h" PATTERN "core/op.h" PATTERN "core/status.h" PATTERN "core/version.h"
+  PATTERN "core/view.h"
   PATTERN "cli" EXCLUDE PATTERN "check" EXCLUDE
   PATTERN "bench" EXCLUDE PATTERN "compare" EXCLUDE PATTERN "report" EXCLUDE PATTERN "torch" EXCLUDE PATTERN "simd" EXCLUDE)
 # The public headers of the mechanisms are those that linnet.h includes.
@@ -25,3 +28,6 @@ install(FILES ${CMAKE_BINARY_DIR}/linnet-config.cmake ${CMAKE_BINARY_DIR}/linnet
 if(TARGET linnet_command)
   install(TARGETS linnet_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
+configure_file(cmake/linnet.pc.in ${CMAKE_BINARY_DIR}/linnet.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/linnet.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

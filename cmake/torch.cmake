@@ -39,10 +39,17 @@ list(FILTER LINNET_TORCH_SOURCES EXCLUDE REGEX "_test\\.cc$")
 add_library(linnet_torch MODULE ${LINNET_TORCH_SOURCES})
 target_include_directories(linnet_torch SYSTEM PRIVATE ${torch_folder}/include)
 target_compile_definitions(linnet_torch PRIVATE TORCH_TARGET_VERSION=0x020B000000000000)
-target_link_libraries(linnet_torch PRIVATE linnet linnet_flags ${torch_folder}/lib/libtorch_cpu.so)
-# No path into this torch: `import torch` has loaded libtorch_cpu.so before. --undefined brings the C header along.
-set_target_properties(linnet_torch PROPERTIES SKIP_BUILD_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/python/linnet)
-target_link_options(linnet_torch PRIVATE -Wl,--as-needed -Wl,--undefined=linnet_call)
+target_link_libraries(linnet_torch PRIVATE linnet_shared linnet_flags linnet_hidden ${torch_folder}/lib/libtorch_cpu.so)
+# liblinnet.so is found in the package itself. No path into this torch: `import torch` has loaded libtorch_cpu.so before.
+set_target_properties(linnet_torch PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN"
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/python/linnet)
+target_link_options(linnet_torch PRIVATE -Wl,--as-needed)
+add_custom_command(TARGET linnet_torch POST_BUILD COMMAND ${CMAKE_COMMAND} -E create_symlink
+  $<TARGET_FILE:linnet_shared> ${CMAKE_BINARY_DIR}/python/linnet/$<TARGET_SONAME_FILE_NAME:linnet_shared> VERBATIM)
+
+# What editors and type checkers know of the operators. -I -S: nothing but the standard library is needed.
+add_custom_command(TARGET linnet_torch POST_BUILD COMMAND ${LINNET_PYTHON} -B -I -S ${CMAKE_SOURCE_DIR}/tools/make_reference.py stub
+  $<TARGET_FILE:linnet_shared> ${CMAKE_BINARY_DIR}/python/linnet/__init__.pyi VERBATIM)
 
 file(GLOB LINNET_PYTHON_SOURCES RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS python/linnet/*.py python/linnet/py.typed)
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/python/linnet)
@@ -51,6 +58,8 @@ foreach(source ${LINNET_PYTHON_SOURCES})
 endforeach()
 
 if(SKBUILD)  # what pip puts into the wheel, beside the package's Python files
-  install(TARGETS linnet_torch LIBRARY DESTINATION linnet COMPONENT wheel)
-  install(TARGETS linnet_command RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT wheel)
+  install(TARGETS linnet_shared linnet_torch LIBRARY DESTINATION linnet COMPONENT wheel)
+  install(FILES ${CMAKE_BINARY_DIR}/python/linnet/__init__.pyi DESTINATION linnet COMPONENT wheel)
+  set_target_properties(linnet_command PROPERTIES INSTALL_RPATH "$ORIGIN/..")
+  install(TARGETS linnet_command RUNTIME DESTINATION linnet/bin COMPONENT wheel)  # started by python/linnet_command
 endif()

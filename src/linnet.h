@@ -4,6 +4,7 @@
 #include "core/executor.h"
 #include "core/op.h"
 #include "core/status.h"
+#include "core/version.h"
 #include "core/view.h"
 #include "mechanisms/causal_conv/causal_conv.h"
 #include "mechanisms/decay/decay.h"

@@ -10,7 +10,7 @@ cmake --log-level=NOTICE -S . -B build-cuda -DCMAKE_BUILD_TYPE=Release -DLINNET_
 cmake --build build-cuda -j "${JOBS:-2}" --target linnet_command linnet_torch ptx_test
 rm -rf "$folder"
 mkdir -p "$folder"
-cp build-cuda/linnet build-cuda/ptx_test build-cuda/embed/peers.py "$folder"
+cp build-cuda/linnet build-cuda/liblinnet.so.? build-cuda/ptx_test build-cuda/embed/peers.py "$folder"
 cp -rL build-cuda/python "$folder/python"
-strip "$folder/linnet" "$folder"/*_test
+strip "$folder"/linnet "$folder"/liblinnet.so.? "$folder"/*_test
 git describe --always --dirty > "$folder/commit"

@@ -22,13 +22,17 @@ cd "$work"
 [[ -s $work/page.html ]]
 
 wheels=("$root"/dist/linnet-*.whl)
-echo "package: ${wheels[-1]##*/}"
+megabytes=$(($(stat -c %s "${wheels[-1]}") / 1000000))
+echo "package: ${wheels[-1]##*/}, $megabytes MB"
+((megabytes < 15)) || { echo "package: the wheel is larger than 15 MB" >&2; exit 1; }
 "$root/.venv/bin/python" -m venv "$work/venv"
 # torch of the checkout's environment, rather than another gigabyte of it.
 packages=$(cd "$work/venv"/lib/python*/site-packages && pwd)
 (cd "$root"/.venv/lib/python*/site-packages && pwd) >"$packages/checkout.pth"
 "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps "${wheels[-1]}"
 "$work/venv/bin/linnet" list >/dev/null
+"$work/venv/bin/linnet" check --random 20 softmax delta >/dev/null
+[[ $(find "$packages/linnet" -name 'liblinnet.so*' | wc -l) == 1 ]] || { echo "package: liblinnet.so is not held once" >&2; exit 1; }
 "$work/venv/bin/python" - <<'PYTHON'
 import pathlib
 import sys

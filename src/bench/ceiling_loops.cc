@@ -3,9 +3,11 @@
 namespace linnet {
 
 // Defined in ceiling_loops_cpu.cc, once per instruction set.
+#if defined(LINNET_HAS_portable)
 namespace portable {
 extern const CeilingLoops kCeilings;
 }
+#endif
 #if defined(LINNET_HAS_avx2)
 namespace avx2 {
 extern const CeilingLoops kCeilings;
@@ -25,7 +27,11 @@ const CeilingLoops& ceiling_loops(Isa isa) {
 #if defined(LINNET_HAS_avx512)
     case Isa::avx512: return avx512::kCeilings;
 #endif
+#if defined(LINNET_HAS_portable)
     default: return portable::kCeilings;
+#else
+    default: return LINNET_ONLY::kCeilings;  // this build has one instruction set
+#endif
   }
 }
 

@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../core/version.h"  /* LINNET_VERSION, LINNET_VERSION_MAJOR, ... */
+
 #if defined(__GNUC__)
 #define LINNET_API __attribute__((visibility("default")))
 #else

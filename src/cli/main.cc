@@ -10,6 +10,7 @@
 
 #include "cli/command.h"
 #include "core/op.h"
+#include "core/version.h"
 
 namespace linnet::cli {
 

@@ -5,6 +5,7 @@
 #include "bench/machine.h"
 #include "compare/compare.h"
 #include "core/isa.h"
+#include "core/version.h"
 #include "report/chart.h"
 #include "report/text.h"
 

@@ -1,5 +1,7 @@
 #include "describe.h"
 
+#include "version.h"
+
 namespace linnet {
 namespace {
 

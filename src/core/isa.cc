@@ -30,7 +30,11 @@ static bool has_f16c() {
 #endif
 
 const char* isa_missing(Isa isa) {
+#if defined(LINNET_HAS_portable)
   if (isa == Isa::portable) return "";
+#else
+  if (isa == Isa::portable) return "this build has no portable kernels (it was made for this machine's instruction set alone)";
+#endif
 #if !defined(LINNET_HAS_avx2)
   if (isa == Isa::avx2) return "this build has no AVX2 kernels";
 #endif

@@ -404,6 +404,11 @@ class Declare {
 // linnet::portable::softmax_forward, softmax_backward, softmax_workspace and so on.
 #define LINNET_ISA_IMPL(isa, number, stem, backward) \
   .impl<isa::stem##_forward, backward, isa::stem##_workspace>(#isa, isa_available<number>)
+#if defined(LINNET_HAS_portable)
+#define LINNET_PORTABLE_IMPL(stem, backward) LINNET_ISA_IMPL(portable, 0, stem, backward)
+#else
+#define LINNET_PORTABLE_IMPL(stem, backward)
+#endif
 #if defined(LINNET_HAS_avx2)
 #define LINNET_AVX2_IMPL(stem, backward) LINNET_ISA_IMPL(avx2, 1, stem, backward)
 #else
@@ -414,10 +419,10 @@ class Declare {
 #else
 #define LINNET_AVX512_IMPL(stem, backward)
 #endif
-#define LINNET_ISA_IMPLS(stem)                                  \
-  LINNET_ISA_IMPL(portable, 0, stem, portable::stem##_backward) \
+#define LINNET_ISA_IMPLS(stem)                          \
+  LINNET_PORTABLE_IMPL(stem, portable::stem##_backward) \
   LINNET_AVX2_IMPL(stem, avx2::stem##_backward) LINNET_AVX512_IMPL(stem, avx512::stem##_backward)
 #define LINNET_ISA_IMPLS_FORWARD(stem) \
-  LINNET_ISA_IMPL(portable, 0, stem, nullptr) LINNET_AVX2_IMPL(stem, nullptr) LINNET_AVX512_IMPL(stem, nullptr)
+  LINNET_PORTABLE_IMPL(stem, nullptr) LINNET_AVX2_IMPL(stem, nullptr) LINNET_AVX512_IMPL(stem, nullptr)
 
 }  // namespace linnet

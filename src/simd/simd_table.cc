@@ -3,9 +3,11 @@
 namespace linnet {
 
 // Defined in simd_kernels_cpu.cc, once per instruction set. A file of its own: only the tests link these kernels.
+#if defined(LINNET_HAS_portable)
 namespace portable {
 extern const SimdTable kTable;
 }
+#endif
 #if defined(LINNET_HAS_avx2)
 namespace avx2 {
 extern const SimdTable kTable;
@@ -28,7 +30,11 @@ const SimdTable& simd_table(Isa isa) {
 #if defined(LINNET_HAS_avx512)
     case Isa::avx512: return avx512::kTable;
 #endif
+#if defined(LINNET_HAS_portable)
     default: return portable::kTable;
+#else
+    default: return LINNET_ONLY::kTable;  // this build has one instruction set
+#endif
   }
 }
 

@@ -51,7 +51,7 @@ def test_cpp(code, tmp_path):
     source = tmp_path / "example.cc"
     source.write_text(code)
     program = tmp_path / "example"
-    run(["g++", "-std=c++20", "-I", tmp_path / "include", source, BUILD / "liblinnet.a", "-lpthread", "-o", program])
+    run(["g++", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-I", tmp_path / "include", source, BUILD / "liblinnet.a", "-lpthread", "-o", program])
     run([program])
 
 

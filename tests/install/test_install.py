@@ -1,9 +1,10 @@
-"""cmake --install serves programs out of the tree: find_package from C++, a shared and a static library from C99."""
+"""cmake --install serves programs out of the tree: find_package and pkg-config from C++, a shared and a static library from C99."""
 
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -39,12 +40,40 @@ def test_every_operator_is_a_function(prefix, tmp_path):
     taken = "".join(f"  used += (void*)&linnet::{name} != nullptr;\n" for name in names)
     program = f"#include <linnet/linnet.h>\nint main() {{\n  int used = 0;\n{taken}  return used == {len(names)} ? 0 : 1;\n}}\n"
     (tmp_path / "program.cc").write_text(program)
-    run("c++", "-std=c++20", "-w", f"-I{prefix}/include", tmp_path / "program.cc", f"-L{prefix}/lib", "-llinnet", "-lpthread", "-ldl",
+    run("c++", "-std=c++20", "-w", f"-I{prefix}/include", tmp_path / "program.cc", prefix / "lib/liblinnet.a", "-lpthread", "-ldl",
         "-o", tmp_path / "program")
     run(tmp_path / "program")
 
 
-@pytest.mark.parametrize("libraries", [["-llinnet_c"], ["-llinnet", "-lstdc++", "-lpthread", "-lm"]], ids=["shared", "static"])
+def test_prefix_is_complete(prefix, tmp_path):
+    version = re.search(r'LINNET_VERSION "(.*)"', (prefix / "include/linnet/core/version.h").read_text()).group(1)
+    program = "#include <linnet_c.h>\n#include <stdio.h>\n#include <string.h>\nint main(void) {\n  char text[32];\n"
+    program += '  sprintf(text, "%d.%d.%d", LINNET_VERSION_MAJOR, LINNET_VERSION_MINOR, LINNET_VERSION_PATCH);\n'
+    program += "  return strcmp(text, LINNET_VERSION) == 0 && strcmp(text, linnet_version()) == 0 ? 0 : 1;\n}\n"
+    (tmp_path / "program.c").write_text(program)
+    run("cc", "-std=c99", "-Wall", "-Wextra", "-Werror", f"-I{prefix}/include/linnet/capi", tmp_path / "program.c", f"-L{prefix}/lib", "-llinnet",
+        f"-Wl,-rpath,{prefix}/lib", "-o", tmp_path / "program")
+    run(tmp_path / "program")
+    assert run(prefix / "bin/linnet", "--version").strip() == f"linnet {version}"
+    assert f"Version: {version}\n" in (prefix / "lib/pkgconfig/linnet.pc").read_text()
+    assert "Apache License" in (prefix / "share/doc/linnet/LICENSE").read_text()
+
+
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="there is no pkg-config")
+def test_pkg_config(prefix, tmp_path):
+    flags = subprocess.run(["pkg-config", "--cflags", "--libs", "linnet"], env={**os.environ, "PKG_CONFIG_PATH": f"{prefix}/lib/pkgconfig"},
+        capture_output=True, text=True, check=True).stdout.split()
+    run("c++", "-std=c++20", ROOT / "examples/cpp/attention.cc", *flags, f"-Wl,-rpath,{prefix}/lib", "-o", tmp_path / "attention")
+    assert run(tmp_path / "attention")
+
+
+def test_library_hands_out_namespace_linnet_alone(prefix):
+    names = [line.split()[-1].partition("@")[0] for line in run("nm", "-D", "--defined-only", prefix / "lib/liblinnet.so").splitlines()]
+    assert "linnet_call" in names
+    assert not [name for name in names if not re.match(r"linnet_|_ZZ?NK?6linnet|_ZT[VIS]N6linnet", name)]
+
+
+@pytest.mark.parametrize("libraries", [["-llinnet"], ["-l:liblinnet.a", "-lstdc++", "-lpthread", "-lm"]], ids=["shared", "static"])
 def test_c_example_links(prefix, tmp_path, libraries):
     code = re.search(r"^```c\n(.*?)^```$", (ROOT / "docs/c.md").read_text(), re.MULTILINE | re.DOTALL).group(1)
     (tmp_path / "program.c").write_text(code)
