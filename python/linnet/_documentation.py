@@ -9,8 +9,10 @@ from ._signature import argument
 ELEMENTS = {
     "acc": "float32, float64 in a float64 call",
     "param": "type of the call or float32",
+    "weight": "float32, bfloat16 or float16, float64 in a float64 call",
     "index": "int32 or int64",
     "mask": "bool or uint8",
+    "code": "uint8",
 }
 SIZES = {
     "B": 2,

@@ -18,6 +18,7 @@ class Shapes:
             if not decl["broadcast"]:
                 self._match(decl, tensor.shape, packed)
         first = given[0][1]
+        self.other = "other_shape" in given[0][0] and len(first.shape) == len(given[0][0]["other_shape"])
         self.device, self.io = first.device, first.dtype
         self.acc = torch.float64 if self.io == torch.float64 else torch.float32
 
@@ -47,7 +48,8 @@ class Shapes:
 
     def output(self, decl):
         """An empty tensor for an output."""
-        words = decl["shape"][1:] if self.packed_rank and decl["shape"][0] == "B" else decl["shape"]
+        words = decl["other_shape"] if self.other and "other_shape" in decl else decl["shape"]
+        words = words[1:] if self.packed_rank and words[0] == "B" else words
         sizes = [self.letters.evaluate(word) for word in words]
         return torch.empty(sizes, dtype=self.dtype(decl), device=self.device)
 

@@ -22,8 +22,10 @@ Dtype dtype_of(Element element, Dtype io) {
     case Element::io:
     case Element::param: return io;
     case Element::acc: return io == Dtype::f64 ? Dtype::f64 : Dtype::f32;
+    case Element::weight: return io;
     case Element::index: return Dtype::i64;
-    case Element::mask: return Dtype::u8;
+    case Element::mask:
+    case Element::code: return Dtype::u8;
   }
   return io;
 }
@@ -169,6 +171,7 @@ Status Work::fill_index(const TensorDecl& decl, Tensor* tensor) {
     case Values::offsets:  // sequences of equal length
       for (int64_t i = 0; i < elements; ++i) values[i] = elements > 1 ? bound * i / (elements - 1) : 0;
       break;
+    case Values::below:
     case Values::page_table:  // pages in an order that is no order: 7919 is a prime
       for (int64_t i = 0; i < elements; ++i) values[i] = bound > 0 ? i * 7919 % bound : 0;
       break;
@@ -200,7 +203,10 @@ Status Work::add_input(const TensorDecl& decl, const Dims& dims) {
   LINNET_TRY(add(decl.name, View::dense(nullptr, dtype, size.data(), static_cast<int>(size.size())), false));
   Tensor& tensor = tensors_.back();
   if (decl.element == Element::index) return fill_index(decl, &tensor);
-  if (decl.element == Element::mask) {
+  if (decl.element == Element::code) {
+    uint8_t* bytes = static_cast<uint8_t*>(tensor.view.data);
+    for (int64_t i = 0; i < tensor.view.elements(); ++i) bytes[i] = static_cast<uint8_t>(i * 7919 >> 4);
+  } else if (decl.element == Element::mask) {
     std::memset(tensor.view.data, 1, static_cast<size_t>(tensor.view.elements()));
   } else {
     fill_random(decl.values, decl.name, tensor.view);

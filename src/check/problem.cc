@@ -111,8 +111,12 @@ class Maker {
       case Element::io: array.dtype = c_.dtype; break;
       case Element::acc: array.dtype = acc; break;
       case Element::param: array.dtype = random.chance(0.5) ? c_.dtype : acc; break;
+      case Element::weight:
+        array.dtype = c_.dtype == Dtype::f64 ? Dtype::f64 : random.pick({Dtype::f32, Dtype::bf16, Dtype::f16});
+        break;
       case Element::index: array.dtype = random.chance(0.5) ? Dtype::i32 : Dtype::i64; break;
-      case Element::mask: array.dtype = Dtype::u8; break;
+      case Element::mask:
+      case Element::code: array.dtype = Dtype::u8; break;
     }
     const std::vector<std::string> words = shape_words(decl);
     for (const std::string& word : words) {
@@ -135,7 +139,7 @@ class Maker {
   void draw_index(const TensorDecl& decl, Array* array) {
     Random random(c_.seed, decl.name);
     int64_t bound = 0;
-    evaluate(decl.of, op_, call_.args(), dims_, &bound);
+    if (!evaluate(decl.of, op_, call_.args(), dims_, &bound)) bound = 1000;  // any whole numbers
     array->values.resize(static_cast<size_t>(product(array->size)));
     std::vector<double>& values = array->values;
     if (values.empty()) return;
@@ -147,7 +151,8 @@ class Maker {
         std::sort(values.begin(), values.end());
         break;
       case Values::page_table:
-        for (double& x : values) x = static_cast<double>(random.below(bound));
+      case Values::below:
+        for (double& x : values) x = static_cast<double>(random.below(std::max<int64_t>(bound, 1)));
         break;
       case Values::tree: draw_tree(bound, random, &values); break;
       default: {  // lengths and starts: empty, full, or between
@@ -227,6 +232,10 @@ class Maker {
     std::vector<double>& values = array->values;
     values.resize(static_cast<size_t>(product(array->size)));
     const int64_t width = array->size.empty() ? 1 : std::max<int64_t>(1, array->size.back());
+    if (decl.element == Element::code) {
+      for (double& x : values) x = static_cast<double>(random.below(256));
+      return;
+    }
     if (decl.element == Element::mask) {
       for (double& x : values) x = random.chance(0.7) ? 1 : 0;
       for (size_t i = 0; c_.has_value("masked") && i < values.size() && i < static_cast<size_t>(width); ++i) values[i] = 0;

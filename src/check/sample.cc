@@ -15,7 +15,7 @@ Kind kind_of(const std::string& letter) {
   if (letter == "B") return Kind::batch;
   if (letter[0] == 'T' || letter == "S" || letter == "capacity") return Kind::tokens;
   if (letter[0] == 'H') return Kind::heads;
-  for (const char* channels : {"E", "K", "R", "V"}) {
+  for (const char* channels : {"D", "E", "I", "K", "O", "R", "V"}) {
     if (letter == channels) return Kind::channels;
   }
   if (letter == "N") return Kind::sequences;

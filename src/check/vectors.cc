@@ -134,7 +134,9 @@ Status load_call(const SafetensorsFile& file, const StoredCall& stored, bool fir
     return {};
   };
   for (const TensorDecl& decl : op->inputs) {
-    const Dtype dtype = decl.element == Element::index ? Dtype::i64 : decl.element == Element::mask ? Dtype::u8 : Dtype::f64;
+    const Dtype dtype = decl.element == Element::index                                   ? Dtype::i64
+                        : decl.element == Element::mask || decl.element == Element::code ? Dtype::u8
+                                                                                         : Dtype::f64;
     LINNET_TRY(take(decl.name, dtype, &problem.inputs));
   }
   bool incoming = false;

@@ -33,8 +33,10 @@ std::string element_text(const TensorDecl& decl) {
     case Element::io: return "io";
     case Element::acc: return "acc";
     case Element::param: return "io or acc";
+    case Element::weight: return "f32, bf16 or f16";
     case Element::index: return "i32 or i64";
-    case Element::mask: return "u8";
+    case Element::mask:
+    case Element::code: return "u8";
   }
   return "";
 }

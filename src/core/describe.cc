@@ -10,8 +10,10 @@ const char* element_name(Element element) {
     case Element::io: return "io";
     case Element::acc: return "acc";
     case Element::param: return "param";
+    case Element::weight: return "weight";
     case Element::index: return "index";
     case Element::mask: return "mask";
+    case Element::code: return "code";
   }
   return "";
 }
@@ -33,6 +35,7 @@ const char* values_name(Values values) {
     case Values::offsets: return "offsets";
     case Values::lengths: return "lengths";
     case Values::starts: return "starts";
+    case Values::below: return "below";
     case Values::page_table: return "page_table";
     case Values::tree: return "tree";
   }

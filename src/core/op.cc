@@ -75,9 +75,10 @@ std::string shape_text(std::string_view shape) {
 constexpr std::string_view kChannels = "channels";
 const char* noun(std::string_view letter) {
   static constexpr std::pair<std::string_view, const char*> kNouns[] = {
-      {"B", "batch rows"}, {"T", "tokens"},    {"S", "tokens"}, {"Tq", "tokens"}, {"Tk", "tokens"},  {"H", "heads"},
-      {"Hq", "heads"},     {"Hk", "heads"},    {"Hv", "heads"}, {"Hkv", "heads"}, {"K", "channels"}, {"V", "channels"},
-      {"F", "features"},   {"N", "sequences"}, {"P", "pages"},  {"R", "rows"},    {"C", "channels"}, {"D", "channels"},
+      {"B", "batch rows"}, {"T", "tokens"},   {"S", "tokens"},   {"Tq", "tokens"},   {"Tk", "tokens"},
+      {"H", "heads"},      {"Hq", "heads"},   {"Hk", "heads"},   {"Hv", "heads"},    {"Hkv", "heads"},
+      {"K", "channels"},   {"V", "channels"}, {"F", "features"}, {"N", "sequences"}, {"P", "pages"},
+      {"R", "rows"},       {"C", "channels"}, {"D", "channels"}, {"I", "channels"},  {"O", "channels"},
   };
   for (const auto& [name, text] : kNouns) {
     if (name == letter) return text;
@@ -180,8 +181,10 @@ bool element_fits(Element element, Dtype dtype, Dtype io) {
     case Element::io: return dtype == io;
     case Element::acc: return dtype == acc;
     case Element::param: return dtype == io || dtype == acc;
+    case Element::weight: return io == Dtype::f64 ? dtype == Dtype::f64 : is_float(dtype) && dtype != Dtype::f64;
     case Element::index: return dtype == Dtype::i32 || dtype == Dtype::i64;
-    case Element::mask: return dtype == Dtype::u8;
+    case Element::mask:
+    case Element::code: return dtype == Dtype::u8;
   }
   return false;
 }
@@ -192,8 +195,10 @@ std::string element_text(Element element, Dtype io) {
     case Element::io: return dtype_name(io);
     case Element::acc: return acc;
     case Element::param: return acc == dtype_name(io) ? acc : std::string(dtype_name(io)) + " or " + acc;
+    case Element::weight: return io == Dtype::f64 ? "f64" : "f32, bf16 or f16";
     case Element::index: return "i32 or i64";
-    case Element::mask: return "u8";
+    case Element::mask:
+    case Element::code: return "u8";
   }
   return "";
 }
@@ -325,10 +330,12 @@ Status check_written(const Op& op, const std::string& name, const View& view) {
 }
 
 Status check_values(const Op& op, const TensorDecl& decl, const View& view, const void* args, const Dims& dims) {
-  const bool bounded = decl.values == Values::lengths || decl.values == Values::starts;
+  const bool below = decl.values == Values::below;
+  const bool bounded = below || decl.values == Values::lengths || decl.values == Values::starts;
   if (decl.values != Values::offsets && !bounded) return {};
   int64_t bound = 0;
   evaluate(decl.of, op, args, dims, &bound);
+  if (below) --bound;
   const int64_t count = view.size[0];
   const std::string name = op.name + ": " + decl.name;
   if (bounded) {
@@ -647,7 +654,9 @@ Status prepare(const Op& op, void* args, Dims* dims, bool* packed_rank) {
 
 Status output_shape(const Op& op, const TensorDecl& output, const void* args, const Dims& dims, bool packed_rank, View* view) {
   const Dtype io = call_dtype(op, args);
-  const Words words(output.shape);
+  const TensorDecl& first = op.inputs.front();
+  const bool other = !output.other_shape.empty() && view_at(args, first.offset).rank != Words(first.shape).count;
+  const Words words(other ? output.other_shape : output.shape);
   int64_t sizes[kMaxRank];
   int rank = 0;
   for (int i = packed_rank && starts_with_batch(output) ? 1 : 0; i < words.count; ++i) {
@@ -833,6 +842,7 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
     View expected;
     LINNET_TRY(output_shape(op, decl, args, dims, packed_rank, &expected));
     View& view = view_at(out, decl.offset);
+    if (decl.element == Element::param && element_fits(Element::acc, view.dtype, expected.dtype)) expected.dtype = view.dtype;
     if (!forward && !decl.saved) view = View();
     LINNET_TRY(check_result(op, decl, decl.name, expected, device, forward ? !decl.optional : decl.saved, &view));
     if (forward) LINNET_TRY(check_written(op, decl.name, view));

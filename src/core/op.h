@@ -33,11 +33,13 @@ namespace linnet {
 
 // Element types a tensor may have; `io` is the type of the call, set by the first input.
 enum class Element {
-  io,     // f64, f32, bf16, f16: the type of the first input
-  acc,    // f32, or f64 in an f64 call: states, sums, normalisers
-  param,  // io or acc: learned parameters, biases
-  index,  // i32 or i64
-  mask,   // u8
+  io,      // f64, f32, bf16, f16: the type of the first input
+  acc,     // f32, or f64 in an f64 call: states, sums, normalisers
+  param,   // io or acc: learned parameters, biases; an output of this kind may be either, as the caller allocates it
+  weight,  // f32, bf16 or f16 whatever the call has, f64 in an f64 call: matrices as a checkpoint stores them
+  index,   // i32 or i64
+  mask,    // u8
+  code,    // u8: packed codes of quantised numbers, any byte
 };
 
 // What the values of a tensor mean. Offsets and lengths are checked; random cases are drawn accordingly.
@@ -57,13 +59,15 @@ enum class Values {
   offsets,        // cu_seqlens: 0 first, non-decreasing, last = the letter `of`
   lengths,        // each in [0, letter `of`]: what lies at or behind it is not read
   starts,         // each in [0, letter `of`]: what lies before it is not read
+  below,          // each in [0, letter `of`): indices of rows
   page_table,     // entries below the letter `of` where they are used; the operator checks
   tree,           // parent of each node, the first `of` are leaves; a larger number than the node's, -1 for the root
 };
 
 struct TensorDecl {
   std::string name, shape, doc;
-  std::string other_shape;  // inputs: a second legal shape, of another rank; empty if there is none
+  // A second legal shape, of another rank; empty if there is none. An output takes it when the first input does.
+  std::string other_shape;
   Element element = Element::io;
   Values values = Values::normal;
   std::string of;                       // the letter that bounds offsets and lengths

@@ -69,6 +69,7 @@ bool shape_only(const TensorDecl& decl) {
     case Values::offsets:
     case Values::lengths:
     case Values::starts:
+    case Values::below:
     case Values::page_table:
     case Values::tree: return false;
     default: return true;

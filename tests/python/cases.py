@@ -29,6 +29,8 @@ SIZES = {
     "G": 2,
     "C": 4,
     "E": 4,
+    "I": 64,
+    "O": 6,
 }
 
 
@@ -62,6 +64,10 @@ def _values(decl, shape, letters, dtype, generator):
         return torch.randint(0, bound // 2 + 1, shape, generator=generator)
     if decl["values"] == "page_table":
         return torch.randint(0, bound, shape, generator=generator)
+    if decl["values"] == "below":
+        return torch.randint(0, bound, shape, generator=generator)
+    if decl["element"] == "code":
+        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     if decl["element"] == "index":
         return torch.zeros(shape, dtype=torch.int64)
     if decl["element"] == "mask":
