@@ -41,13 +41,18 @@ int list_tasks(bool json) {
   return kDone;
 }
 
+std::string bound_text(double x) {
+  const auto whole = static_cast<int64_t>(x);
+  return static_cast<double>(whole) == x ? std::to_string(whole) : number(x, 4);
+}
+
 void print_declaration(const Task& task) {
   std::printf("%s: %s\n\n%s\n\n", task.name.c_str(), task.summary.c_str(), task.details.c_str());
   Table options({{"option"}, {"default"}, {"expected"}, {"what it is"}});
   for (const TaskOption& option : task.options) {
     std::string expected;
     if (option.type == OptionType::integer || option.type == OptionType::real) {
-      expected = number(option.low, 6) + " to " + number(option.high, 6);
+      expected = bound_text(option.low) + " to " + bound_text(option.high);
     } else if (option.type == OptionType::flag) {
       expected = "0 or 1";
     } else {
@@ -126,7 +131,9 @@ int show_task(const Arguments& args, const std::vector<std::string>& rest) {
   if (rest.size() < 2) return fail(bad_input("tasks: show needs the name of a task; linnet tasks list has them"));
   const Task* task = find_task(rest[1]);
   if (task == nullptr) {
-    return fail(bad_input("tasks: there is no task '" + rest[1] + "'" + did_you_mean(rest[1], task_names())));
+    const std::string hint = did_you_mean(rest[1], task_names());
+    return fail(
+        bad_input("tasks: there is no task '" + rest[1] + "'" + (hint.empty() ? "; linnet tasks list has them" : hint)));
   }
   Words words;
   for (size_t i = 2; i < rest.size(); ++i) {

@@ -1,4 +1,6 @@
 // The page of `linnet compare`: HTML with inline SVG, no script, no other file; light and dark as the reader's system asks.
+#include "report/page.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -13,41 +15,6 @@ namespace linnet::compare {
 namespace {
 
 using report::html_escape;
-
-constexpr const char* kStyle = R"(
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #1c1917; --muted: #78716c; --grid: #e7e5e4; --panel: #fafaf9;
-        --accent: #c2410c; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #171614; --ink: #e7e5e4; --muted: #a8a29e; --grid: #33302c; --panel: #1f1d1a; --accent: #fb923c; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.55 system-ui, sans-serif; }
-main { max-width: 1180px; margin: 0 auto; padding: 40px 24px 64px; }
-h1 { font-size: 30px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; }
-h2 { font-size: 19px; margin: 0 0 4px; }
-p { margin: 0 0 10px; }
-.lead { color: var(--muted); margin-bottom: 22px; }
-.summary { border-left: 3px solid var(--accent); padding: 2px 0 2px 18px; margin: 0 0 30px; max-width: 860px; }
-.summary p:last-child { margin: 0; color: var(--muted); }
-.panels { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 22px; margin-bottom: 22px; }
-@media (max-width: 940px) { .panels { grid-template-columns: minmax(0, 1fr); } }
-.panel { background: var(--panel); border: 1px solid var(--grid); border-radius: 10px; padding: 18px 18px 12px; }
-.panel p { color: var(--muted); font-size: 14px; }
-.wide { margin-bottom: 22px; overflow-x: auto; }
-.wide svg { min-width: 700px; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-th { text-align: right; font-weight: 600; color: var(--muted); border-bottom: 1px solid var(--muted); padding: 6px 10px;
-     vertical-align: bottom; }
-td { text-align: right; border-bottom: 1px solid var(--grid); padding: 6px 10px; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; padding-left: 4px; }
-td small { color: var(--muted); }
-.dot { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 8px; }
-.notes { font-size: 14px; color: var(--muted); max-width: 860px; margin-top: 28px; }
-.notes dt { color: var(--ink); font-weight: 600; }
-.notes dd { margin: 0 0 8px; }
-sup { font-size: 0.7em; line-height: 0; }
-code { font-family: ui-monospace, monospace; font-size: 0.92em; }
-)";
 
 // Each mechanism has a colour, each of its variants a shape.
 struct Look {
@@ -217,10 +184,8 @@ std::string notes(const Comparison& c) {
 
 std::string html_page(const Comparison& c) {
   const std::vector<Look> look = looks(c);
-  std::string html = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n";
-  html += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
-  html += "<title>Linnet: attention compared</title>\n<style>" + std::string(kStyle) + report::chart_style() + "</style>\n";
-  html += "</head>\n<body>\n<main>\n<h1>Attention, compared on one input</h1>\n<p class=\"lead\">" +
+  std::string html = report::page_head("Linnet: attention compared");
+  html += "<h1>Attention, compared on one input</h1>\n<p class=\"lead\">" +
           html_escape(std::to_string(c.variants.size()) + " ways to compute attention on " + c.input.source + ": " +
                       std::to_string(c.input.layers.size()) + (c.input.layers.size() == 1 ? " layer, " : " layers, ") +
                       tokens_text(c.input.T) + " tokens, " + std::to_string(c.input.H) + " heads of width " +
@@ -237,7 +202,7 @@ std::string html_page(const Comparison& c) {
       "</section>\n</div>\n<section class=\"panel wide\">\n<h2>Where it goes wrong</h2>\n"
       "<p>Error of each head of each layer; point at a cell for its number.</p>\n" +
       heads(c) + "</section>\n<section class=\"panel wide\">\n<h2>All numbers</h2>\n" + table(c, look) + "</section>\n" +
-      notes(c) + "</main>\n</body>\n</html>\n";
+      notes(c) + report::page_foot();
   return html;
 }
 

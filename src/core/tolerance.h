@@ -34,6 +34,9 @@ inline double rms_gate(Dtype dtype, Pass pass, Against against, bool growing, do
 // every time: chunks of 32 then leave up to 1e-5, and single steps 1e-4 to 3e-4, unless they are compensated.
 inline constexpr double kLongChunked = 5e-6, kLongRepeated = 1e-5, kLongSteps = 1e-5, kLongCompensated = 1e-7;
 
+// A mixer's dynamical system against the mixer itself (src/analysis), of max(1, the largest output).
+inline constexpr double kSystemError = 1e-10;
+
 // The largest error of the vector functions (src/simd/math.h) in units of the last place, on every instruction set.
 struct UlpLimit {
   const char* function;
