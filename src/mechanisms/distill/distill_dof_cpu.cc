@@ -1,9 +1,11 @@
 // Degrees of freedom of many samples: for a single lambda no eigenvalues are needed,
 //
-//   N(lambda) = J - lambda tr((G + lambda I)^-1) = J - lambda |L^-1|_F^2,   G + lambda I = L L^T
+//   N(lambda) = tr(C (C + E)^-1) = J - sum_i E_i / (1 + E_i) |column i of L^-1|^2,   L L^T = (1 + E)^-1/2 (C + E) (1 + E)^-1/2
 //
-// both in blocks of 128 by the small matrix product in double: J^3 / 3 flops each. Few samples, whole spectra and leverage
-// scores go to the plain loops of the reference, whose results they must equal digit by digit.
+// C the gauss kernel and E_i = lambda, or lambda exp(-eta |x_i|^2) for the softmax kernel, which is C between two diagonals:
+// one sample of huge norm costs the others no digit. Both in blocks of 128 by the small matrix product in double: J^3 / 3 flops
+// each. Few samples, whole spectra and leverage scores go to the plain loops of the reference, whose results they must equal
+// digit by digit.
 #include "core/half.h"
 #include "distill.h"
 #include "mechanisms/recurrence/cpu/walk.h"
@@ -27,12 +29,13 @@ struct Subtract {  // C = C - acc
 
 struct Work {
   int64_t J, D, ld, blocks;
-  double* g;        // [J, ld]: the Gram matrix, then its factor, lower half
-  double *x, *xt;   // [J, ldd], [D, ld]
-  double* norms;    // [J]: |x|^2 / 2
-  double* inverse;  // [blocks, 128, 128]: of the diagonal blocks of L
-  double* panel;    // [128, ld]: the current block column, transposed
-  double* parts;    // [blocks]
+  double* g;             // [J, ld]: the Gram matrix, then its factor, lower half
+  double *x, *xt;        // [J, ldd], [D, ld]
+  double* norms;         // [J]: |x|^2 / 2
+  double *ratio, *root;  // [J]: E / (1 + E), (1 + E)^-1/2
+  double* inverse;       // [blocks, 128, 128]: of the diagonal blocks of L
+  double* panel;         // [128, ld]: the current block column, transposed
+  double* parts;         // [blocks]
   char* workers;
   int64_t worker_bytes;
 };
@@ -46,6 +49,8 @@ Work cut(Arena& arena, const View& x, int workers) {
   r.x = arena.take<double>(r.J * round_up<double>(r.D));
   r.xt = arena.take<double>(r.D * r.ld);
   r.norms = arena.take<double>(r.J);
+  r.ratio = arena.take<double>(r.J);
+  r.root = arena.take<double>(r.J);
   r.inverse = arena.take<double>(r.blocks * kBlock * kBlock);
   r.panel = arena.take<double>(kBlock * r.ld);
   r.parts = arena.take<double>(r.blocks);
@@ -60,12 +65,25 @@ LINNET_INLINE int block_rows(const Work& r, int64_t i) {
   return static_cast<int>(r.J - i * kBlock < kBlock ? r.J - i * kBlock : kBlock);
 }
 
-// g = the kernel's Gram matrix over exp(m); returns m. trace: its trace.
-double gram(const Work& r, bool gauss, const Launch& launch, double* trace) {
+// The diagonal of the problem: ratio and root, for log(lambda) and a norm (mean, gram, trace).
+void scale_diagonal(const Work& r, bool gauss, double log_lambda, int norm) {
+  const double eta = 1 / __builtin_sqrt(static_cast<double>(r.D)), count = static_cast<double>(r.J);
+  double m = 0, trace = 0;
+  for (int64_t i = 0; !gauss && i < r.J; ++i) m = 2 * eta * r.norms[i] > m || i == 0 ? 2 * eta * r.norms[i] : m;
+  for (int64_t i = 0; i < r.J; ++i) trace += gauss ? 1 : __builtin_exp(2 * eta * r.norms[i] - m);
+  for (int64_t i = 0; i < r.J; ++i) {
+    const double own = gauss ? 0 : 2 * eta * r.norms[i];  // the logarithm of the kernel's diagonal
+    const double log_E =
+        norm == 2 ? log_lambda + __builtin_log(trace) + m - own : log_lambda + (norm == 0 ? __builtin_log(count) : 0) - own;
+    r.ratio[i] = 1 / (1 + __builtin_exp(-log_E));
+    r.root[i] = 1 / __builtin_sqrt(1 + __builtin_exp(log_E));
+  }
+}
+
+// g = (C + E) / sqrt((1 + E_i) (1 + E_j)), lower half.
+void gram(const Work& r, const Launch& launch) {
   using X = Vec<double>;
   const double eta = 1 / __builtin_sqrt(static_cast<double>(r.D));
-  double m = 0;
-  for (int64_t i = 0; !gauss && i < r.J; ++i) m = 2 * eta * r.norms[i] > m || i == 0 ? 2 * eta * r.norms[i] : m;
   parallel(launch, r.blocks, [&](int64_t block, int) {
     const int rows = block_rows(r, block);
     const int64_t first = block * kBlock, columns = first + rows;
@@ -76,15 +94,12 @@ double gram(const Work& r, bool gauss, const Launch& launch, double* trace) {
     for (int i = 0; i < rows; ++i, to += r.ld) {
       for (int64_t j = 0; j < columns; j += X::W) {
         const int lanes = static_cast<int>(columns - j);
-        vd e = X::load(to + j, lanes);
-        if (gauss) e = e - X::broadcast(r.norms[first + i]) - X::load(r.norms + j, lanes);
-        X::store(to + j, exp(e * X::broadcast(eta) - X::broadcast(m)), lanes);
+        const vd e = X::load(to + j, lanes) - X::broadcast(r.norms[first + i]) - X::load(r.norms + j, lanes);
+        X::store(to + j, exp(e * X::broadcast(eta)) * X::broadcast(r.root[first + i]) * X::load(r.root + j, lanes), lanes);
       }
+      to[first + i] = 1;
     }
   });
-  *trace = 0;
-  for (int64_t i = 0; i < r.J; ++i) *trace += r.g[i * r.ld + i];
-  return m;
 }
 
 // The lower block at (first, first) becomes its Cholesky factor; its inverse (lower, zeros above) goes to `inverse`.
@@ -140,7 +155,7 @@ void factor(const Work& r, const Launch& launch) {
   }
 }
 
-// |L^-1|_F^2, one block column at a time: X_j = L_jj^-1, X_i = -L_ii^-1 sum_k L_ik X_k.
+// sum_i ratio_i |column i of L^-1|^2, one block column at a time: X_j = L_jj^-1, X_i = -L_ii^-1 sum_k L_ik X_k.
 double inverse_squares(const Work& r, const Launch& launch) {
   parallel(launch, r.blocks, [&](int64_t j, int worker) {
     Arena own(r.workers + worker * r.worker_bytes);
@@ -161,7 +176,7 @@ double inverse_squares(const Work& r, const Launch& launch) {
         gemm<double>(rows, n, rows, as_is(inverse, kBlock), sum, kBlock, to, kBlock, Scale<double>{-1});
       }
       for (int a = 0; a < rows; ++a) {
-        for (int c = 0; c < n; ++c) total += to[a * kBlock + c] * to[a * kBlock + c];
+        for (int c = 0; c < n; ++c) total += r.ratio[j * kBlock + c] * to[a * kBlock + c] * to[a * kBlock + c];
       }
     }
     r.parts[j] = total;
@@ -198,13 +213,11 @@ void distill_dof_forward(const DistillDofArgs& args, const DistillDofOut& out, c
     for (int norm = 0; norm < 3; ++norm) {
       const View& to = results[kind][norm];
       for (int64_t n = 0; to.given() && n < N; ++n) {
-        double trace;
-        const double m = gram(r, kind == 1, launch, &trace), count = static_cast<double>(r.J);
         const double lambda = load_f64(args.lambda.data, args.lambda.dtype, n * args.lambda.stride[0]);
-        const double unit = norm == 2 ? lambda * trace : lambda * __builtin_exp(-m) * (norm == 0 ? count : 1);
-        for (int64_t i = 0; i < r.J; ++i) r.g[i * r.ld + i] += unit;
+        scale_diagonal(r, kind == 1, __builtin_log(lambda), norm);
+        gram(r, launch);
         factor(r, launch);
-        store_f64(to.data, to.dtype, n * to.stride[0], count - unit * inverse_squares(r, launch));
+        store_f64(to.data, to.dtype, n * to.stride[0], static_cast<double>(r.J) - inverse_squares(r, launch));
       }
     }
   }

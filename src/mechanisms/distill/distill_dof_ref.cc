@@ -32,6 +32,48 @@ double gram(const View& x, bool gauss, double* g) {
   return m;
 }
 
+// Degrees of freedom of a graded Gram matrix. The softmax kernel is S C S with C the gauss kernel and S = diag exp(eta |x|^2 /
+// 2), so
+//
+//   N = tr(G (G + lambda)^-1) = tr(C (C + E)^-1) = sum_i 1 - E_i ((C + E)^-1)_ii,   E = lambda S^-2
+//
+// in which one sample of huge norm costs the others no digit. C + E is scaled to a diagonal of ones and factored.
+// log_unit: log of lambda in the units of g; m: the largest eta |x|^2.
+double scaled_dof(const View& x, double log_unit, double m, double* g, double* root, double* ratio, double* column) {
+  const int64_t J = x.size[0], D = x.size[1];
+  const double eta = 1 / std::sqrt(static_cast<double>(D));
+  gram(x, true, g);
+  for (int64_t i = 0; i < J; ++i) {
+    double norm = 0;
+    for (int64_t c = 0; c < D; ++c) norm += get(x, i, c) * get(x, i, c);
+    const double log_E = log_unit - (eta * norm - m);
+    ratio[i] = 1 / (1 + std::exp(-log_E));
+    root[i] = 1 / std::sqrt(1 + std::exp(log_E));
+  }
+  for (int64_t i = 0; i < J; ++i) {
+    for (int64_t j = 0; j <= i; ++j) {
+      double sum = i == j ? 1 : g[i * J + j] * root[i] * root[j];
+      for (int64_t c = 0; c < j; ++c) sum -= g[i * J + c] * g[j * J + c];
+      g[i * J + j] = i == j ? std::sqrt(std::max(sum, 1e-300)) : sum / g[j * J + j];
+    }
+  }
+  double total = 0;
+  for (int64_t i = 0; i < J; ++i) {  // column i of the factor's inverse
+    double squares = 0;
+    for (int64_t r = i; r < J; ++r) {
+      double sum = r == i ? 1 : 0;
+      for (int64_t c = i; c < r; ++c) sum -= g[r * J + c] * column[c];
+      column[r] = sum / g[r * J + r];
+      squares += column[r] * column[r];
+    }
+    total += 1 - ratio[i] * squares;
+  }
+  return total;
+}
+
+constexpr double kGraded = 3;        // spread of eta |x|^2 from which a Gram matrix counts as graded
+constexpr double kResolved = 1e-12;  // of N: what the eigenvalues' rounding may cost
+
 void put_row(const View& view, int64_t i, double x) {
   if (view.given()) put(view, x, i);
 }
@@ -45,6 +87,7 @@ void distill_dof_forward(const DistillDofArgs& args, const DistillDofOut& out, c
   double* g = arena.take<double>(J * J);
   double* e = arena.take<double>(J);
   double* spare = arena.take<double>(J);
+  double* third = arena.take<double>(J);
   const View results[2][3] = {{out.dof_softmax_mean, out.dof_softmax_gram, out.dof_softmax_trace},
                               {out.dof_gauss_mean, out.dof_gauss_gram, out.dof_gauss_trace}};
   for (const bool gauss : {false, true}) {
@@ -53,7 +96,12 @@ void distill_dof_forward(const DistillDofArgs& args, const DistillDofOut& out, c
     if (!eig.given() && !wanted[0].given() && !wanted[1].given() && !wanted[2].given() && !out.unresolved.given()) continue;
     const double m = gram(args.x, gauss, g);
     double trace = 0;
-    for (int64_t i = 0; i < J; ++i) trace += g[i * J + i];
+    double least = 1;
+    for (int64_t i = 0; i < J; ++i) {
+      trace += g[i * J + i];
+      least = std::min(least, g[i * J + i]);
+    }
+    const bool graded = !gauss && !(std::log(least) > -kGraded);
     symmetric_eigenvalues(J, g, e, spare);
     for (int64_t i = 0; i < J; ++i) e[i] = std::max(e[i], 0.0);
     for (int64_t i = 0; i < J; ++i) put_row(eig, i, e[i] / count * std::exp(m));
@@ -65,6 +113,15 @@ void distill_dof_forward(const DistillDofArgs& args, const DistillDofOut& out, c
         for (int64_t i = 0; i < J; ++i) sum += e[i] == 0 ? 0 : e[i] / (e[i] + unit);
         put_row(wanted[norm], n, sum);
         if (out.unresolved.given()) put(out.unresolved, unit < 0x1p-52 * count * e[0] ? 1 : 0, (gauss ? 3 : 0) + norm, n);
+      }
+    }
+    const double first = e[0];
+    for (int norm = 0; norm < 3 && graded; ++norm) {
+      for (int64_t n = 0; n < N && wanted[norm].given(); ++n) {
+        const double lambda = std::log(get(args.lambda, n));
+        const double log_unit = norm == 2 ? lambda + std::log(trace) : lambda - m + (norm == 0 ? std::log(count) : 0);
+        if (0x1p-52 * count * first <= kResolved * std::exp(log_unit)) continue;
+        put(wanted[norm], scaled_dof(args.x, log_unit, m, g, e, spare, third), n);
       }
     }
   }
@@ -99,8 +156,7 @@ void distill_dof_forward(const DistillDofArgs& args, const DistillDofOut& out, c
 int64_t distill_dof_workspace(const DistillDofArgs& args, Pass, int) {
   Arena arena;
   arena.take<double>(args.x.size[0] * args.x.size[0]);
-  arena.take<double>(args.x.size[0]);
-  arena.take<double>(args.x.size[0]);
+  for (int i = 0; i < 3; ++i) arena.take<double>(args.x.size[0]);
   return arena.used();
 }
 

@@ -143,6 +143,58 @@ TEST(Distill, DegreesOfFreedom) {
   }
 }
 
+// N = sum_i 1 - E_i ((C + E)^-1)_ii in long double, C the gauss kernel, E_i = lambda J exp(-eta |x_i|^2): the `mean` norm.
+double exact_dof(const Tensor& x, double lambda) {
+  const int64_t J = x.sizes[0], D = x.sizes[1];
+  const long double eta = 1 / std::sqrt(static_cast<long double>(D));
+  std::vector<long double> l(static_cast<size_t>(J * J)), E(static_cast<size_t>(J)), column(static_cast<size_t>(J));
+  const auto at = [&](int64_t i, int64_t j) -> long double& { return l[static_cast<size_t>(i * J + j)]; };
+  for (int64_t i = 0; i < J; ++i) {
+    long double norm = 0;
+    for (int64_t c = 0; c < D; ++c) norm += static_cast<long double>(x.get(i * D + c)) * x.get(i * D + c);
+    E[static_cast<size_t>(i)] = lambda * static_cast<long double>(J) * std::exp(-eta * norm);
+    for (int64_t j = 0; j <= i; ++j) {
+      long double sum = 0;
+      for (int64_t c = 0; c < D; ++c) {
+        const long double d = static_cast<long double>(x.get(i * D + c)) - x.get(j * D + c);
+        sum += d * d;
+      }
+      sum = std::exp(-eta * sum / 2) + (i == j ? E[static_cast<size_t>(i)] : 0);
+      for (int64_t c = 0; c < j; ++c) sum -= at(i, c) * at(j, c);
+      at(i, j) = i == j ? std::sqrt(sum) : sum / at(j, j);
+    }
+  }
+  long double total = 0;
+  for (int64_t i = 0; i < J; ++i) {
+    long double squares = 0;
+    for (int64_t r = i; r < J; ++r) {
+      long double sum = r == i ? 1 : 0;
+      for (int64_t c = i; c < r; ++c) sum -= at(r, c) * column[static_cast<size_t>(c)];
+      column[static_cast<size_t>(r)] = sum / at(r, r);
+      squares += column[static_cast<size_t>(r)] * column[static_cast<size_t>(r)];
+    }
+    total += 1 - E[static_cast<size_t>(i)] * squares;
+  }
+  return static_cast<double>(total);
+}
+
+// One sample of large norm, which all others lean on, costs them no digit: by the reference, and by the factor of many samples.
+TEST(Distill, AnOutlierCostsNoDigits) {
+  for (const int64_t J : {60, 1100}) {
+    constexpr int64_t kWidth = 8;
+    Tensor x = check::mapped(random_tensor({J, kWidth}, 31), 1.5, 0);
+    for (int64_t c = 0; c < kWidth; ++c) x.set(c, c == 0 ? 11 : 0);  // exp(eta |x|^2) is e^43 there, about e^6 elsewhere
+    constexpr double kLambda = 0.01;
+    const Tensors given = {{"x", x}, {"lambda", constant({1}, kLambda)}, {"z", constant({0, kWidth}, 0)}};
+    const double want = exact_dof(x, kLambda);
+    EXPECT_NEAR(out_of("distill_dof", given, {}, "dof_softmax_mean").get(0), want, 1e-10 * want) << J;
+    if (J > 100) continue;  // the reference takes a while
+    Tensors reference = given;
+    ASSERT_EQ(check::invoked("distill_dof", {}, &reference, "ref", "dof_softmax_mean").message(), "");
+    EXPECT_NEAR(reference["dof_softmax_mean"].get(0), want, 1e-10 * want) << J;
+  }
+}
+
 TEST(Distill, AllocationSumsToTheBudget) {
   Tensor dof = random_tensor({12, 4}, 5);
   for (int64_t i = 0; i < dof.count(); ++i) dof.set(i, 1 + 10 * std::abs(dof.get(i)));
