@@ -1,4 +1,4 @@
-"""The papers' benchmarks as tensors, generated from a seed by the compiled library.
+"""The papers' benchmarks as torch tensors, or as numpy arrays where torch is not installed, made by the compiled library.
 
     batch = linnet.tasks.mqar(examples=64, length=128, pairs=8, seed=1)
     batch.inputs, batch.labels                                    # int64 [64, 128]
@@ -12,11 +12,20 @@ import inspect
 import json
 import types
 
-import torch
+try:
+    import torch
 
-from ._library import LIBRARY
+    from ._library import LIBRARY
+except ModuleNotFoundError as missing:
+    if missing.name != "torch":
+        raise
+    import numpy
 
-_DTYPES = {1: torch.float64, 5: torch.int64, 7: torch.uint8}
+    from .runtime import _library as LIBRARY
+
+    torch = None
+
+_DTYPES = {1: "float64", 5: "int64", 7: "uint8"}
 _TYPES = {"integer": int, "real": float, "flag": lambda text: text == "1", "choice": str, "text": str}
 
 
@@ -50,6 +59,17 @@ LIBRARY.linnet_task_free.argtypes = [ctypes.c_void_p]
 LIBRARY.linnet_task_free.restype = None
 
 
+def _copied(entry):
+    shape, dtype = [entry.sizes[d] for d in range(entry.rank)], _DTYPES[entry.dtype]
+    if torch is None:
+        array = numpy.empty(shape, dtype=dtype)
+        ctypes.memmove(array.ctypes.data, entry.data, array.nbytes)
+        return array
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+    ctypes.memmove(tensor.data_ptr(), entry.data, tensor.numel() * tensor.element_size())
+    return tensor
+
+
 def make(name, **options):
     """The tensors of a task by its name, as attributes of the result: `make("mqar", examples=4).inputs`."""
     words = [(key, str(int(value)) if isinstance(value, bool) else str(value)) for key, value in options.items()]
@@ -63,9 +83,7 @@ def make(name, **options):
         tensors, entry = types.SimpleNamespace(), _Tensor()
         index = 0
         while LIBRARY.linnet_task_tensor(task, index, ctypes.byref(entry)) == 0:
-            tensor = torch.empty([entry.sizes[d] for d in range(entry.rank)], dtype=_DTYPES[entry.dtype])
-            ctypes.memmove(tensor.data_ptr(), entry.data, tensor.numel() * tensor.element_size())
-            setattr(tensors, entry.name.decode(), tensor)
+            setattr(tensors, entry.name.decode(), _copied(entry))
             index += 1
         return tensors
     finally:
