@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils._pytree import tree_map
 
+from ._hybrids import install as install_recurrent
 from ._ops import FUNCTIONS
 
 
@@ -212,13 +213,17 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
 
 
 def register_with_transformers(name="linnet"):
-    """Registers softmax attention and its mask with transformers.
+    """Registers softmax attention with transformers, and serves the recurrent layers of its models.
 
     linnet.register_with_transformers()
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="linnet")
+
+    Gated delta rules, short convolutions and Mamba's scans (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo hybrid, LFM2, Mamba, Mamba-2
+    and others built on the same functions) run on Linnet's kernels from then on, whatever attn_implementation is.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(name, _attention)
     AttentionMaskInterface.register(name, _mask)  # without one, padding and windows would be dropped silently
+    install_recurrent()
