@@ -258,19 +258,20 @@ Status build_scalar(const Reader& in, const std::string& mixer, System* s, std::
   } else if (mixer == "ssd") {
     const double *delta = nullptr, *A = nullptr, *d = nullptr;
     int64_t one = 1;
+    double decay = -1, skip = 0;  // one number each: tensors, or words
     LINNET_TRY(in.get("delta", {&h.T}, &delta));
-    if (in.rank("A") == 0) {
-      LINNET_TRY(in.get("A", {}, &A));
-    } else {
-      LINNET_TRY(in.get("A", {&one}, &A));
-    }
-    if (in.rank("d") == 1) LINNET_TRY(in.get("d", {&one}, &d));
+    LINNET_TRY(in.real("A", &decay));
+    LINNET_TRY(in.real("d", &skip));
+    if (in.has("A")) LINNET_TRY(in.rank("A") == 0 ? in.get("A", {}, &A) : in.get("A", {&one}, &A));
+    if (in.has("d")) LINNET_TRY(in.rank("d") == 0 ? in.get("d", {}, &d) : in.get("d", {&one}, &d));
+    if (A != nullptr) decay = A[0];
+    if (d != nullptr) skip = d[0];
     for (int64_t t = 0; t < h.T; ++t) {
-      s->log_decay[static_cast<size_t>(t)] = delta[t] * A[0];
+      s->log_decay[static_cast<size_t>(t)] = delta[t] * decay;
       s->log_weight[static_cast<size_t>(t)] = std::log(std::abs(delta[t]));
       s->weight_sign[static_cast<size_t>(t)] = delta[t] < 0 ? -1 : 1;
     }
-    if (d != nullptr) s->d.assign(static_cast<size_t>(h.T), d[0]);
+    if (skip != 0) s->d.assign(static_cast<size_t>(h.T), skip);
   } else {  // mlstm
     const double *forget = nullptr, *inp = nullptr;
     LINNET_TRY(in.get("forget", {&h.T}, &forget));

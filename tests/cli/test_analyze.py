@@ -4,6 +4,8 @@ import html.parser
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 
 import pytest
@@ -114,3 +116,17 @@ def test_vectors_are_verified():
 )
 def test_bad_input(words, says):
     assert says in linnet("analyze", *words, code=2).stderr
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("words", [("dsf", "linear", "normalised", "s6"), ("icl",)], ids=lambda words: words[0])
+def test_pages_fit_the_window(words, width, tmp_path):
+    page = tmp_path / "page.html"
+    linnet("analyze", *words, "--html", str(page))
+    measure = "<script>document.title = 'wide ' + (document.documentElement.scrollWidth - window.innerWidth)</script></body>"
+    page.write_text(page.read_text().replace("</body>", measure))
+    browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", f"--user-data-dir={tmp_path}/profile"]
+    done = subprocess.run([*browser, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
+    over = re.search(r"<title>wide (-?\d+)</title>", done.stdout)
+    assert over and int(over.group(1)) <= 0, done.stderr[-500:]
