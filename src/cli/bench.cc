@@ -51,7 +51,7 @@ Status wanted_cases(const Arguments& args, std::vector<Case>* cases) {
     }
   }
   int pass = -1;
-  if (args.has("pass")) LINNET_TRY(args.choice("pass", {"fwd", "fwd+bwd"}, &pass));
+  if (args.has("pass")) LINNET_TRY(args.choice("pass", {"fwd", "fwd+bwd", "bwd"}, &pass));
   if (args.has("case")) {
     for (const std::string& line : args.all("case")) {
       std::vector<const Op*> takers = {find_op(line.substr(0, line.find(' ')))};  // a line as it was printed
@@ -82,7 +82,7 @@ Status wanted_cases(const Arguments& args, std::vector<Case>* cases) {
       std::vector<Case> declared;
       LINNET_TRY(bench::parse_cases(*op, line, &declared));
       for (Case& c : declared) {
-        if ((dtype == Dtype::none || c.dtype == dtype) && (pass < 0 || c.backward == (pass == 1)))
+        if ((dtype == Dtype::none || c.dtype == dtype) && (pass < 0 || c.backward == (pass > 0)))
           cases->push_back(std::move(c));
       }
     }
@@ -92,6 +92,8 @@ Status wanted_cases(const Arguments& args, std::vector<Case>* cases) {
 }
 
 Status read_arguments(const Arguments& args, Wanted* wanted) {
+  if (args.has("json") && args.has("markdown")) return bad_input("bench: --json and --markdown are two formats, expected one");
+  if (args.has("list") && args.has("markdown")) return bad_input("bench: --list prints lines or, with --json, JSON");
   LINNET_TRY(wanted_cases(args, &wanted->cases));
   bench::Settings& settings = wanted->settings;
   settings.impl = args.text("impl");
@@ -110,8 +112,9 @@ Status read_arguments(const Arguments& args, Wanted* wanted) {
   }
   if (args.has("quick")) settings.seconds = 0.1, settings.rounds = 3;
   LINNET_TRY(args.real("time", 0.001, 3600, &settings.seconds));
+  // More threads than cores take turns, and one that waits for its turn is measured, not the kernel.
   wanted->threads = bench::this_machine().cores;
-  return args.integer("threads", 1, 1024, &wanted->threads);
+  return args.integer("threads", 1, wanted->threads, &wanted->threads);
 }
 
 std::string rate(double per_second) { return report::significant(per_second / 1e9, 3); }
@@ -196,6 +199,16 @@ void print_notes(const std::vector<Result>& results, const bench::Peer* peer) {
 int bench_main(const Arguments& args) {
   Wanted wanted;
   if (const Status status = read_arguments(args, &wanted); !status.ok()) return fail(status);
+  if (args.has("list") && args.has("json")) {
+    JsonWriter writer(2);
+    writer.begin_object().key("cases").begin_array();
+    for (const Case& c : wanted.cases) {
+      writer.begin_object().member("operator", c.op->name).member("case", c.line()).end_object();
+    }
+    writer.end_array().end_object();
+    std::printf("%s\n", writer.text().c_str());
+    return kDone;
+  }
   if (args.has("list")) {
     for (const Case& c : wanted.cases) std::printf("%s %s\n", c.op->name.c_str(), c.line().c_str());
     return kDone;
@@ -278,7 +291,9 @@ const Command& bench_command() {
           "(--list); --case measures another one, for example\n\n"
           "  linnet bench softmax --case 'B=1 Tq=4096 Tk=Tq H=8 Hkv=H K=64|128 V=K causal=1 dtype=f32 pass=fwd'\n\n"
           "where a word is a letter of the operator's shapes (linnet info OP), an option, a count of tokens (lengths=4000),\n"
-          "with=TENSOR for an optional tensor, dtype or pass; a|b stands for both.\n\n"
+          "with=TENSOR for an optional tensor, dtype or pass; a|b stands for both. A line of linnet check will do: pass=bwd "
+          "means\n"
+          "fwd+bwd, and what only concerns a check (impl, threads, strided, values, skip, seed) is passed over.\n\n"
           "--peers runs what a user would take instead (PyTorch) in rounds in turn with ours, with the same number of "
           "threads,\n"
           "in a Python found by --python, LINNET_PYTHON, beside this program, in .venv of the checkout, or python3.",
@@ -287,13 +302,13 @@ const Command& bench_command() {
                   {"dtype", "NAME", "only cases of this type: f64, f32, bf16, f16"},
                   {"impl", "NAME", "an implementation instead of the best one (linnet info OP)"},
                   {"json", "", "print JSON"},
-                  {"list", "", "print the cases and stop"},
+                  {"list", "", "print the cases (with --json: as JSON) and stop"},
                   {"markdown", "", "print the table in Markdown"},
-                  {"pass", "NAME", "only cases of this pass: fwd, fwd+bwd"},
+                  {"pass", "NAME", "only cases of this pass: fwd, or fwd+bwd (bwd)"},
                   {"peers", "", "measure PyTorch's functions too"},
                   {"python", "PATH", "the Python that has PyTorch"},
                   {"quick", "", "measure each case for 0.1 s instead of 1 s"},
-                  {"threads", "N", "number of threads; default: all cores"},
+                  {"threads", "N", "number of threads, at most the machine's cores (the default)"},
                   {"time", "SECONDS", "measure each case for so long"}},
       .run = bench_main,
   };

@@ -73,6 +73,7 @@ class Report {
   }
   void refuse(const Status& status) {
     refused_ = std::max(refused_, static_cast<int>(status.code()));
+    refusals_.push_back(status.message());
     fail(status);
   }
   // Prints the summary; the exit code.
@@ -81,6 +82,8 @@ class Report {
       json_.end_array().key("skipped").begin_array();
       for (const auto& [name, reason] : skips_)
         json_.begin_object().member("check", name).member("reason", reason).end_object();
+      json_.end_array().key("refused").begin_array();
+      for (const std::string& sentence : refusals_) json_.value(sentence);
       json_.end_array().member("passed", passed_).member("failed", failed_).member("seconds", seconds).end_object();
       std::printf("%s\n", json_.text().c_str());
     } else {
@@ -119,6 +122,7 @@ class Report {
   Table table_;
   JsonWriter json_{2};
   std::vector<std::pair<std::string, std::string>> skips_;
+  std::vector<std::string> refusals_;
   int64_t passed_ = 0, failed_ = 0, skipped_ = 0;
   int refused_ = kDone;
 };
@@ -443,7 +447,14 @@ void check_random(const Plan& plan, Report* report) {
 
 int check_main(const Arguments& args) {
   Plan plan;
-  if (const Status status = read_plan(args, &plan); !status.ok()) return fail(status);
+  if (const Status status = read_plan(args, &plan); !status.ok()) {
+    if (args.has("json")) {
+      JsonWriter writer(2);
+      writer.begin_object().member("error", status.message()).end_object();
+      std::printf("%s\n", writer.text().c_str());
+    }
+    return fail(status);
+  }
   const auto start = std::chrono::steady_clock::now();
   Report report(plan);
   check_files(plan, &report);

@@ -185,9 +185,36 @@ void print_text(const Op& op, const Impl& chosen) {
   if (!op.decode.empty()) std::printf("\nlinnet info %s: the same, continued token by token\n", op.decode.c_str());
 }
 
+// The operators of a mechanism; none when there is no mechanism of that name.
+std::vector<const Op*> operators_of(const std::string& mechanism) {
+  std::vector<const Op*> ops;
+  for (const Op* op : all_ops()) {
+    if (op->mechanism == mechanism) ops.push_back(op);
+  }
+  return ops;
+}
+
+int print_mechanism(const std::string& name, const std::vector<const Op*>& ops, bool json) {
+  if (json) {
+    std::string all;
+    for (const Op* op : ops) all += (all.empty() ? "" : ",\n") + describe_json(*op, 2);
+    std::printf("{\"mechanism\": \"%s\", \"operators\": [\n%s\n]}\n", name.c_str(), all.c_str());
+    return kDone;
+  }
+  std::printf("%s is a mechanism of %zu operator%s; linnet info OPERATOR has its shapes and options\n\n", name.c_str(),
+              ops.size(), ops.size() == 1 ? "" : "s");
+  Table table({{"operator"}, {"passes"}, {"summary"}});
+  for (const Op* op : ops) table.row({op->name, op->differentiable() ? "fwd bwd" : "fwd", op->summary});
+  table.print(stdout);
+  return kDone;
+}
+
 int info_main(const Arguments& args) {
   std::vector<std::string> names;
-  for (const Op* op : all_ops()) names.push_back(op->name);
+  for (const Op* op : all_ops()) {
+    names.push_back(op->name);
+    if (std::find(names.begin(), names.end(), op->mechanism) == names.end()) names.push_back(op->mechanism);
+  }
   if (args.rest().empty()) return fail(bad_input("info: which operator? linnet list shows them"));
   if (args.rest().size() > 1) {
     return fail(bad_input("info: one operator at a time, " + std::to_string(args.rest().size()) + " were given"));
@@ -195,6 +222,8 @@ int info_main(const Arguments& args) {
   const std::string& name = args.rest().front();
   const Op* op = find_op(name);
   if (op == nullptr) {
+    if (const std::vector<const Op*> ops = operators_of(name); !ops.empty())
+      return print_mechanism(name, ops, args.has("json"));
     const std::string hint = did_you_mean(name, names);
     return fail(bad_input("info: there is no operator '" + name + "'" + (hint.empty() ? "; linnet list shows them" : hint)));
   }
@@ -214,8 +243,9 @@ const Command& info_command() {
   static const Command command = {
       .name = "info",
       .summary = "an operator's declaration, equation and implementations",
-      .usage = "OP [--json]",
-      .details = "example: linnet info softmax",
+      .usage = "OP | MECHANISM [--json]",
+      .details =
+          "A mechanism's name that is no operator's lists its operators.\n\nexamples: linnet info softmax, linnet info mamba",
       .options = {{"json", "", "print JSON"}},
       .run = info_main,
   };

@@ -31,6 +31,19 @@ def test_list_has_every_operator_and_prints_lines_that_stand_for_themselves():
         assert linnet("bench", "--case", line, "--list").stdout.splitlines() == [line]
 
 
+def test_list_as_json():
+    cases = json.loads(linnet("bench", "--list", "--json", "softmax").stdout)["cases"]
+    assert [f"{each['operator']} {each['case']}" for each in cases] == linnet("bench", "--list", "softmax").stdout.splitlines()
+
+
+def test_lines_of_check_and_bench_are_each_others():
+    line = "softmax B=2 Tq=9 Tk=9 H=2 Hkv=2 K=8 V=8 causal=1 with=sinks skip=lse dtype=bf16 pass=bwd impl=ref threads=3 strided=1 seed=7"
+    listed = linnet("bench", "--list", "--case", line).stdout.strip()
+    assert listed == "softmax B=2 Tq=9 Tk=9 H=2 Hkv=2 K=8 V=8 causal=1 with=sinks dtype=bf16 pass=fwd+bwd"
+    for line in [listed, TINY_CACHE, TINY.replace("fwd|", ""), "linear B=1 T=8 S=8 Hq=2 Hk=2 Hv=2 K=4 V=4 with=final_state dtype=f32 pass=fwd"]:
+        assert "1 passed, 0 failed" in linnet("check", "--case", line.replace("=Tq", "=16")).stdout
+
+
 @pytest.mark.parametrize("words", [  # the shapes that the project promises a speed for
     "softmax B=1 Tq=4096 Tk=4096 H=8 Hkv=8 K=64 V=64 causal=1 dtype=f32 pass=fwd",
     "softmax B=1 Tq=4096 Tk=4096 H=8 Hkv=8 K=128 V=128 causal=0 dtype=bf16 pass=fwd+bwd",
@@ -88,8 +101,11 @@ def test_table_and_markdown_have_a_row_per_case():
 @pytest.mark.parametrize("words, piece", [
     (["sofmax"], "there is no operator 'sofmax'; did you mean 'softmax'?"),
     (["--dtype", "f31"], "--dtype is 'f31', expected f64, f32, bf16 or f16"),
-    (["--pass", "bwd"], "bwd"),
+    (["--pass", "back"], "--pass is 'back', expected"),
     (["--threads", "0"], "threads"),
+    (["--threads", "1000"], "--threads is '1000', expected a whole number from 1 to"),
+    (["--json", "--markdown"], "--json and --markdown are two formats, expected one"),
+    (["--list", "--markdown"], "--list prints lines or, with --json, JSON"),
     (["--time", "no"], "time"),
     (["--case", "B=1"], "--case needs the operator"),
     (["softmax", "--case", "B=1 Z=2"], "no letter, option or count of tokens 'Z'"),

@@ -54,7 +54,6 @@ def test_vectors_pass_in_every_dtype_and_others_are_skipped():
         for dtype in ("f64", "f32", "bf16", "f16"):
             rows = [line.split() for line in lines if line.startswith(name) and f" {dtype} " in line]
             assert rows and all(row[-1] == "ok" for row in rows), (name, dtype)
-    assert "dsf-linear.safetensors: skipped: no mechanism 'dsf' in this build" in lines
     assert {line.split(":")[0] for line in lines if ": skipped:" in line} <= set(OTHERS)
     assert " passed, 0 failed, " in lines[-1] and int(lines[-1].split()[0]) >= 4 * len(OURS)
 
@@ -68,6 +67,13 @@ def test_json_has_every_number():
     for tensor in check["tensors"]:
         assert 0 < tensor["rms"] < tensor["rms_gate"] and 0 < tensor["max"] < tensor["max_gate"]
         assert tensor["max_gate"] == pytest.approx(20 * tensor["rms_gate"])
+
+
+def test_json_has_the_errors():
+    done = linnet("--json", "--case", SMALL.replace("K=16", "K=x"), code=2)
+    (sentence,) = json.loads(done.stdout)["refused"]
+    assert "K is 'x', expected a whole number" in sentence and sentence in done.stderr
+    assert "there is no operator, file or folder 'nowhere'" in json.loads(linnet("--json", "nowhere", code=2).stdout)["error"]
 
 
 def test_passes_are_chosen():

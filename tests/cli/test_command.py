@@ -126,6 +126,14 @@ def test_info(name, letters):
         assert re.search(rf"^  {each['name']} .*({'chosen|usable' if each['usable'] else 'no: '})", text, re.MULTILINE)
 
 
+def test_info_knows_mechanisms():
+    text = linnet("info", "mamba").stdout
+    assert "mamba_ssd" in text and "mamba_selective_scan_decode" in text
+    known = json.loads(linnet("info", "mamba", "--json").stdout)
+    assert known["mechanism"] == "mamba" and "mamba_ssd" in {op["name"] for op in known["operators"]}
+    assert "did you mean 'mamba'?" in linnet("info", "manba", code=2).stderr
+
+
 def test_info_says_how_the_implementation_was_chosen():
     assert "LINNET_IMPL=softmax:ref is set" in linnet("info", "softmax", env={"LINNET_IMPL": "softmax:ref"}).stdout
     assert "within LINNET_ISA=portable" in linnet("info", "softmax", env={"LINNET_ISA": "portable"}).stdout
