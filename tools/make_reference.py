@@ -2,9 +2,9 @@
 """What is written from the declarations in liblinnet.so, where nobody should write it by hand:
 
     tools/make_reference.py stub build/liblinnet.so build/python/linnet/__init__.pyi    signatures and texts for editors
-    tools/make_reference.py api build/liblinnet.so docs/api.md                          the API reference
+    tools/make_reference.py api build/liblinnet.so docs                                 the API reference: api.md, api/*.md
 
-The build writes the stub; docs/api.md is kept in the repository, and a test says when it is not current. Needs no torch.
+The build writes the stub; the reference is kept in the repository, and a test says when it is not current. Needs no torch.
 """
 
 import ctypes
@@ -59,10 +59,9 @@ def stub(ops):
     modules = sorted(path.stem for path in [*folder.glob("*.py"), *folder.glob("*/")] if path.stem.isidentifier() and path.stem[0] != "_")
     text = [STUB.replace("{modules}", "".join(f"from . import {name} as {name}\n" for name in modules))]
     for op in ops:
-        words = parameters(op, "Tensor", literal)
-        if words[-1] == "*":
+        words, chosen = parameters(op, "Tensor", literal), on_demand(op)
+        if words[-1] == "*" and not chosen:
             words.pop()
-        chosen = on_demand(op)
         always = len(op["outputs"]) - len(chosen)
         plain = "Tensor" if always == 1 else f"tuple[{', '.join(['Tensor'] * always)}]"
         body = '    """' + document(op).replace("\\", "\\\\").replace("\n", "\n    ").rstrip() + '\n    """'
@@ -92,80 +91,98 @@ def cpp_functions():
     return found
 
 
+KINDS = {"io": "call", "acc": "f32 or f64", "param": "call or f32", "index": "i32 or i64", "mask": "bool or u8",
+         "weight": "f32, bf16 or f16; f64 in an f64 call", "code": "u8"}
+MADE = "Made by `tools/make_reference.py api` from the declarations in the library; do not edit it by hand."
+
+
+def tensor_row(decl, result):
+    shape = " or ".join("[" + ", ".join(decl[key]) + "]" for key in ("shape", "other_shape") if key in decl)
+    remarks = ["result"] * result + ["optional"] * decl["optional"] + ["overwritten"] * bool(decl.get("mutated"))
+    remarks += ["has a gradient"] * (decl["differentiable"] and not result)
+    notes = f" ({', '.join(remarks)})" if remarks else ""
+    return f"| `{decl['name']}` | {cell(shape)} | {KINDS[decl['element']]} | {cell(decl['doc'])}{notes} |"
+
+
+def option_row(option):
+    low, high = option.get("low"), option.get("high")
+    if option["kind"] == "choice":
+        values = ", ".join(option["choices"])
+    elif option["kind"] in ("boolean", "window", "sizes"):
+        values = {"boolean": "true, false", "window": "left, right; -1: no limit", "sizes": "whole numbers"}[option["kind"]]
+    elif low is None and high is None:
+        values = "any number"
+    else:
+        values = f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
+    default = "none" if option["default"] is None else json.dumps(option["default"]).strip('"')
+    return f"| `{option['name']}` | {cell(default)} | {cell(values)} | {cell(option['doc'])} |"
+
+
+def sentence(text):
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def api_operator(op, functions):
+    words = [re.sub(r":.* = ", "=", word) if " = " in word else word.split(":")[0] for word in parameters(op)]
+    if words[-1] == "*" and not on_demand(op):
+        words.pop()
+    words += [f"return_{output}=False" for output in on_demand(op)]
+    lines = [f"## {op['name']}", "", sentence(op["summary"]), "", "    " + op["equation"], ""]
+    lines += ["Python: `linnet." + op["name"] + "(" + ", ".join(words) + ")`", ""]
+    cpp = "inline_attention" if op["name"] == "inline" else op["name"]
+    if cpp in functions:
+        args, out, header = functions[cpp]
+        backward = f", `{cpp}_backward`" if op["differentiable"] else ""
+        lines += [f"C++: `linnet::{cpp}(const {args}&, const {out}&, const Context&)`, `{cpp}_workspace`{backward} in `{header}`", ""]
+    lines += ["| tensor | shape | type | what it is |", "|---|---|---|---|"]
+    lines += [tensor_row(decl, False) for decl in op["inputs"]] + [tensor_row(decl, True) for decl in op["outputs"]]
+    if op["options"]:
+        lines += ["", "| option | default | values | what it does |", "|---|---|---|---|"]
+        lines += [option_row(option) for option in op["options"]]
+    if op["decode"]:
+        lines += ["", f"Token by token: `{op['decode']}`."]
+    return lines + [""]
+
+
 def api(ops):
-    functions = cpp_functions()
-    lines = [
-        "# API reference",
-        "",
-        "Every operator with its arguments, made by `tools/make_reference.py api` from the declarations in the library: do not edit it by",
-        "hand. The same names hold in Python (`linnet.NAME`), in C++ (`linnet::NAME`), in C (`linnet_call(\"NAME\", ...)`), in",
-        "`torch.ops.linnet` and on the command line (`linnet info NAME`). What the letters of the shapes mean, and how C++ calls look, stands",
-        "[at the end](#letters-and-calls). Types: *call* is the type of the first input (f64, f32, bf16 or f16).",
-        "",
-    ]
-    mechanisms = {}
+    """The pages by their place: the list of operators, and one page per mechanism."""
+    functions, mechanisms, pages = cpp_functions(), {}, {}
     for op in ops:
         mechanisms.setdefault(op["mechanism"], []).append(op)
+    lines = ["# API reference", "", "Every operator, by mechanism; the links lead to its tensors and options. The same names hold in Python (`linnet.NAME`),",
+             'in C++ (`linnet::NAME`), in C (`linnet_call("NAME", ...)`), in `torch.ops.linnet` and on the command line (`linnet info NAME`).', MADE, ""]
+    lines += ["| mechanism | operator | what it does |", "|---|---|---|"]
     for mechanism, group in mechanisms.items():
-        lines.append(f"[{mechanism}](#{mechanism}): " + ", ".join(f"`{op['name']}`" for op in group) + "  ")
-    for mechanism, group in mechanisms.items():
-        page = ROOT / "docs" / "mechanisms" / f"{mechanism}.md"
-        lines += ["", f"## {mechanism}", ""]
-        if page.exists():
-            lines += [f"[The page of {mechanism}](mechanisms/{mechanism}.md)", ""]
+        for i, op in enumerate(group):
+            name = f"[{mechanism}](api/{mechanism}.md)" if i == 0 else ""
+            lines.append(f"| {name} | [`{op['name']}`](api/{mechanism}.md#{op['name']}) | {cell(op['summary'])} |")
+        page = [f"# API of {mechanism}", "", MADE]
+        if (ROOT / "docs" / "mechanisms" / f"{mechanism}.md").exists():
+            page += [f"What it is and when to use it: [the page of {mechanism}](../mechanisms/{mechanism}.md)."]
+        page += ["Letters and how C++ calls look: [overview](../api.md#letters). Type *call*: that of the first input, f64, f32, bf16 or f16.", ""]
         for op in group:
-            words = [word.split(":")[0] if " = " not in word else re.sub(r":.* = ", "=", word) for word in parameters(op)]
-            if words[-1] == "*":
-                words.pop()
-            words += [f"return_{output}=False" for output in on_demand(op)]
-            lines += [f"### {op['name']}", "", f"{op['summary'][0].upper()}{op['summary'][1:]}.", ""]
-            lines += ["    " + op["equation"], "", f"    linnet.{op['name']}({', '.join(words)})", ""]
-            cpp = "inline_attention" if op["name"] == "inline" else op["name"]
-            if cpp in functions:
-                args, out, header = functions[cpp]
-                lines += [f"C++: `linnet::{cpp}(const {args}&, const {out}&, const Context&)`, `{cpp}_workspace`" + (f", `{cpp}_backward`" if op["differentiable"] else "") + f" in `{header}`.", ""]
-            lines += ["| tensor | shape | type | what it is |", "|---|---|---|---|"]
-            kinds = {"io": "call", "acc": "f32 or f64", "param": "call or f32", "index": "i32 or i64", "mask": "bool or u8"}
-            for decl in op["inputs"] + [{**decl, "out": True} for decl in op["outputs"]]:
-                remarks = ["result" if "out" in decl else "", "optional" if decl["optional"] else "", "overwritten" if decl.get("mutated") else "", "gradient" if decl["differentiable"] and "out" not in decl else ""]
-                shape = " or ".join("[" + ", ".join(decl[key]) + "]" for key in ("shape", "other_shape") if key in decl)
-                notes = ", ".join(word for word in remarks if word)
-                lines.append(f"| `{decl['name']}` | {cell(shape)} | {kinds[decl['element']]} | {cell(decl['doc'])}{f' ({notes})' if notes else ''} |")
-            if op["options"]:
-                lines += ["", "| option | default | values | what it does |", "|---|---|---|---|"]
-                for option in op["options"]:
-                    values = ", ".join(option["choices"]) if option["kind"] == "choice" else {"boolean": "true, false", "window": "left, right; -1: no limit", "sizes": "whole numbers"}.get(option["kind"])
-                    if values is None:
-                        low, high = option.get("low"), option.get("high")
-                        values = "any number" if low is None and high is None else f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
-                    lines.append(f"| `{option['name']}` | {cell(json.dumps(option['default']).strip(chr(34)))} | {cell(values)} | {cell(option['doc'])} |")
-            if op["decode"]:
-                lines += ["", f"Decode: `{op['decode']}`."]
-            lines.append("")
-    lines += [
-        "## Letters and calls",
-        "",
-        "| letter | what it counts |",
-        "|---|---|",
-        "| B | items of the batch |",
-        "| T, Tq | tokens, or queries |",
-        "| S, Tk | keys where they are not as many as queries |",
-        "| H, Hq, Hk, Hv, Hkv | heads; of queries, keys, values |",
-        "| K, V | width of a key, of a value |",
-        "| N | packed sequences |",
-        "| E, W | channels and taps of a convolution |",
-        "| F | features of a key after its feature map |",
-        "",
-        "A C++ call takes three plain structs: arguments (tensors and options by name), results, and a `Context` with the workspace. `NAME_workspace`",
-        "says how many bytes of workspace a call needs. A function returns a `Status`; `message()` is one sentence. `docs/mechanisms/softmax.md`",
-        "has a whole program. Gradients: `NAME_backward(args, out, grads, context)`, where a gradient is called `d<name>`.",
-        "",
-    ]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
+            page += api_operator(op, functions)
+        pages[f"api/{mechanism}.md"] = "\n".join(page)
+    lines += ["", "## Letters", "", "| letter | what it counts |", "|---|---|", "| B | items of the batch |", "| T, Tq | tokens, or queries |",
+              "| S, Tk | keys where they are not as many as queries |", "| H, Hq, Hk, Hv, Hkv | heads; of queries, keys, values |",
+              "| K, V | width of a key, of a value |", "| N | packed sequences |", "| E, W | channels and taps of a convolution |",
+              "| F | features of a key after its feature map |", "", "## A call from C++", "",
+              "A call takes three plain structs: arguments (tensors and options by name), results, and a `Context` with the workspace.",
+              "`NAME_workspace` says how many bytes of workspace a call needs; kernels never allocate. A function returns a `Status`, whose `message()`",
+              "is one sentence. Gradients: `NAME_backward(args, out, grads, context)`, where a gradient is called `d<name>`. Whole programs:",
+              "[README](../README.md#from-c), [softmax](mechanisms/softmax.md), [examples/cpp](../examples/cpp/attention.cc).", ""]
+    return {"api.md": "\n".join(lines), **pages}
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 4 or sys.argv[1] not in ("stub", "api"):
         sys.exit(__doc__)
-    text = (stub if sys.argv[1] == "stub" else api)(declarations(sys.argv[2]))
-    pathlib.Path(sys.argv[3]).write_text(text)
+    if sys.argv[1] == "stub":
+        pathlib.Path(sys.argv[3]).write_text(stub(declarations(sys.argv[2])))
+    else:
+        folder = pathlib.Path(sys.argv[3])
+        for old in folder.glob("api/*.md"):
+            old.unlink()
+        (folder / "api").mkdir(parents=True, exist_ok=True)
+        for place, text in api(declarations(sys.argv[2])).items():
+            (folder / place).write_text(text)

@@ -27,6 +27,8 @@ SIZES = {
 
 EXAMPLES = {  # by the meaning of the values; otherwise any number
     "index": "torch.zeros({}, dtype=torch.int64)",
+    "code": "torch.zeros({}, dtype=torch.uint8)",
+    "unit": "torch.nn.functional.normalize(torch.randn({}), dim=-1)",
     "positive": "0.5 + torch.rand({})",
     "unit_interval": "torch.rand({})",
     "weights": "torch.rand({})",
@@ -72,7 +74,9 @@ def _example(declaration):
                 letters[word] = SIZES.get(word[0], 4)
         shape = ", ".join(str(letters.evaluate(word)) for word in decl["shape"])
         shape = shape or "()"
-        kind = "index" if decl["element"] == "index" else decl["values"]
+        kind = decl["element"] if decl["element"] in ("index", "code") else decl["values"]
+        if decl["name"] == "k" and "double_beta" in defaults:
+            kind = "unit"  # the delta rules grow without bound on longer keys
         make = EXAMPLES.get(kind, "torch.randn({})").format(shape)
         lines.append(f">>> {argument(decl)} = {make}  # [{', '.join(decl['shape'])}]")
         arguments.append(f"{argument(decl)}={argument(decl)}" if keyword else argument(decl))

@@ -7,6 +7,7 @@ import pathlib
 import re
 import shlex
 import subprocess
+import sys
 
 import pytest
 
@@ -84,3 +85,41 @@ def test_every_mechanism_has_a_page():
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", FENCE.sub("", page.read_text()))
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+USER_PAGES = [page for page in PAGES if page.exists() and not {"notes", "results"} & set(page.relative_to(ROOT).parts)]
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_users_page_can_be_read_in_one_sitting(page):
+    """How something was made fast belongs to docs/notes."""
+    assert len(page.read_text().split()) <= 4500
+
+
+def test_every_page_is_led_to():
+    """From docs/index.md a reader comes to every page."""
+    seen, todo = set(), [ROOT / "docs" / "index.md"]
+    while todo:
+        page = todo.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", FENCE.sub("", page.read_text())):
+            target = (page.parent / link).resolve()
+            todo += sorted(target.glob("*.md")) if target.is_dir() else [target]
+    assert {page for page in PAGES if page.exists()} <= seen
+
+
+def test_every_mechanism_is_in_the_decision_table():
+    text = (ROOT / "docs" / "which.md").read_text()
+    table = re.search(r"^\| mechanism .*?\n\n", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL).group(0)
+    names = set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) - {"recurrence"} | {"decay", "gla", "delta", "gated_delta"}
+    assert len(names) > 15 and not [name for name in sorted(names) if f"| `{name}`" not in text]
+
+
+def test_api_reference_is_current(tmp_path):
+    """tools/make_reference.py api build/liblinnet.so docs writes it anew."""
+    run([sys.executable, ROOT / "tools" / "make_reference.py", "api", BUILD / "liblinnet.so", tmp_path])
+    made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.md")}
+    kept = {page: (ROOT / "docs" / page).read_text() for page in made if (ROOT / "docs" / page).exists()}
+    assert kept == made, "run tools/make_reference.py api build/liblinnet.so docs"

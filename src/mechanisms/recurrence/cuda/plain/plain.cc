@@ -48,7 +48,8 @@ void run_plain(const Launch& launch, const PlainGradients& g, const PlainScratch
   walk.q.group = 1;
   walk.initial = g.initial;
   walk.saved = scratch.states;
-  run_steps(launch, walk);
+  walk.untiled = true;
+  run_engine(launch, walk, {});
 
   Plain plain;
   plain.e = base;

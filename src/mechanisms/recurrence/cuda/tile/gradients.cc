@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "mechanisms/recurrence/cuda/tile/launch.h"
-
 namespace linnet::cuda {
 namespace {
 
