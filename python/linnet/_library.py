@@ -1,13 +1,21 @@
 """The compiled library: loads the torch operators and reads their declarations."""
 
+import atexit
 import ctypes
 import json
 import pathlib
+import warnings
 
 import torch
 
 PATH = pathlib.Path(__file__).with_name("liblinnet_torch.so")
 OLDEST_TORCH = (2, 11)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
+def _warn(sentence, _):
+    """A call that runs, but on slow kernels, says so once and why."""
+    warnings.warn(sentence.decode(), RuntimeWarning, stacklevel=2)
 
 
 def _load():
@@ -21,6 +29,8 @@ def _load():
     torch.ops.load_library(str(PATH))
     library = ctypes.CDLL(str(PATH))
     library.linnet_describe.restype = ctypes.c_char_p
+    library.linnet_set_log(_warn, None)
+    atexit.register(library.linnet_set_log, None, None)
     return library, json.loads(library.linnet_describe())
 
 

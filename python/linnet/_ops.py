@@ -21,7 +21,7 @@ def on_request(output):
 
 def _check_device(declaration, tensors):
     name = declaration["name"]
-    has_cuda = any(each["name"] == "cuda" for each in declaration["implementations"])
+    has_cuda = any(each["device"] == "cuda" for each in declaration["implementations"])
     for decl, tensor in zip(declaration["inputs"], tensors):
         if tensor is None or tensor.device.type in ("cpu", "meta") or (tensor.device.type == "cuda" and has_cuda):
             continue

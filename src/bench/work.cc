@@ -110,7 +110,7 @@ Status Work::to_device() {
     device_calls_.push_back(call);
   }
   const auto choose = [&](Pass pass, const Impl** impl) {
-    return choose_impl(*case_.op, pass, context_, Device::cuda, call_.prepared_args(), impl);
+    return choose_impl(*case_.op, pass, context_, Device::cuda, call_.prepared_args(), nullptr, impl);
   };
   const Impl* impl;
   LINNET_TRY(choose(case_.backward ? Pass::backward : Pass::forward, &impl));

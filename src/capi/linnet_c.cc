@@ -7,6 +7,7 @@
 #include "capi/report.h"
 #include "core/call.h"
 #include "core/describe.h"
+#include "core/log.h"
 #include "tasks/task.h"
 
 using namespace linnet;
@@ -137,6 +138,8 @@ int linnet_output_shape(const char* op_name, const char* output, const linnet_te
     return {};
   });
 }
+
+void linnet_set_log(void (*log)(const char* sentence, void* user), void* user) { set_log_hook(log, user); }
 
 int linnet_workspace(const char* op_name, int pass_number, const linnet_tensor* tensors, int tensor_count,
                      const linnet_option* options, int option_count, const linnet_context* context, int64_t* bytes,

@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../core/version.h"  /* LINNET_VERSION, LINNET_VERSION_MAJOR, ... */
+#include "../core/version.h" /* LINNET_VERSION, LINNET_VERSION_MAJOR, ... */
 
 #if defined(__GNUC__)
 #define LINNET_API __attribute__((visibility("default")))
@@ -68,6 +68,10 @@ typedef struct {
 LINNET_API const char* linnet_version(void);
 // All declarations as JSON, {"version": ..., "ops": [...]}; valid for the life of the process.
 LINNET_API const char* linnet_describe(void);
+
+// Where the library tells what it cannot return: a call that runs, but on slow kernels, says so once and why. `log` gets whole
+// sentences, from any thread; NULL, as at the start: silence.
+LINNET_API void linnet_set_log(void (*log)(const char* sentence, void* user), void* user);
 
 // dtype, rank and sizes that an output or a gradient must have, given the inputs and options. `sizes` holds LINNET_MAX_RANK.
 LINNET_API int linnet_output_shape(const char* op, const char* output, const linnet_tensor* tensors, int tensor_count,

@@ -132,7 +132,7 @@ Status run_case(const Case& c, Result* result) {
   LINNET_TRY(make_problem(c, &problem));
   Setting setting = {.impl = c.impl, .threads = c.threads, .strided = c.strided, .seed = c.seed};
   for (const Impl& impl : c.op->impls) {
-    if (impl.name == c.impl) setting.device = impl.device;
+    if (is_named(impl, c.impl)) setting.device = impl.device;
   }
   return check_problem(problem, setting, result);
 }

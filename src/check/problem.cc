@@ -214,9 +214,11 @@ class Maker {
   }
 
   Status prepare() {
+    alignas(128) static char place[256];  // not read; where tensors may lie on a GPU
     integers_.reserve(problem_->inputs.size());
     for (const Array& array : problem_->inputs) {
-      View view = View::dense(&c_, array.dtype, array.size.data(), static_cast<int>(array.size.size()));  // not read
+      View view = View::dense(place + (c_.strided ? dtype_size(array.dtype) : 0), array.dtype, array.size.data(),
+                              static_cast<int>(array.size.size()));
       if (is_index(array.dtype)) {
         integers_.emplace_back(array.values.begin(), array.values.end());
         view.dtype = Dtype::i64;
@@ -454,18 +456,102 @@ Status make_problem(const Case& c, Problem* problem) {
   return maker.results();
 }
 
+Status choices(const Case& c, std::vector<Choice>* list) {
+  Problem problem;
+  Maker maker(c, &problem);
+  LINNET_TRY(maker.outline());
+  const Op& op = *c.op;
+  const void* args = maker.call().prepared_args();
+  list->clear();
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    if (pass == Pass::backward && !c.backward) continue;
+    for (const Impl& impl : op.impls) {
+      Choice choice = {.impl = &impl, .pass = pass, .reason = refusal(impl, pass, args)};
+      if (choice.reason.empty() && impl.device == Device::cuda) choice.workspace = impl.workspace(args, pass, 1);
+      list->push_back(std::move(choice));
+    }
+    const Impl* chosen = nullptr;
+    const Context context = {.impl = c.impl.empty() ? nullptr : c.impl.c_str()};
+    const Status status = choose_impl(op, pass, context, Device::cpu, args, nullptr, &chosen);
+    if (status.code() == Code::bad_input) return status;
+    if (!status.ok()) chosen = nullptr;
+    for (const Device device : {Device::cpu, Device::cuda}) {
+      std::string_view wanted = c.impl;
+      for (const ForcedImpl& each : forced_impls()) {
+        const bool here = each.everywhere || each.op == op.name;
+        for (const Impl& impl : op.impls) {
+          if (here && c.impl.empty() && impl.device == device && is_named(impl, each.impl)) wanted = each.impl;
+        }
+      }
+      Choice* best = nullptr;
+      for (Choice& choice : *list) {
+        if (choice.pass != pass || choice.impl->device != device || !choice.reason.empty()) continue;
+        const bool named = wanted.empty() || is_named(*choice.impl, wanted);
+        if (device == Device::cpu ? choice.impl == chosen : named) best = &choice;
+      }
+      if (best != nullptr) best->chosen = true;
+    }
+  }
+  return {};
+}
+
+Status launches(const Case& c, std::vector<cuda::Recorded>* list) {
+  Problem problem;
+  Maker maker(c, &problem);
+  LINNET_TRY(maker.outline());
+  Call call = maker.call();
+  const auto place = [&](const std::string& name, View view) {  // nobody reads or writes there
+    view.device = Device::cuda;
+    view.data =
+        reinterpret_cast<void*>((uintptr_t{1} << 20) + (c.strided ? static_cast<uintptr_t>(dtype_size(view.dtype)) : 0));
+    return call.set(name, view);
+  };
+  for (const Array& array : problem.inputs) {
+    LINNET_TRY(place(array.name, View::dense(nullptr, array.dtype, array.size.data(), static_cast<int>(array.size.size()))));
+  }
+  LINNET_TRY(call.prepare());
+  std::vector<std::string> names;
+  for (const TensorDecl& decl : c.op->outputs) {
+    if (!decl.optional || (c.backward && decl.saved) || !contains(c.skip, decl.name)) names.push_back(decl.name);
+    if (c.backward && decl.differentiable && !contains(c.skip, "d" + decl.name)) names.push_back("d" + decl.name);
+  }
+  for (const Array& array : problem.inputs) {
+    const bool differentiable = c.backward && c.op->find_input(array.name)->differentiable;
+    if (differentiable && !contains(c.skip, "d" + array.name)) names.push_back("d" + array.name);
+  }
+  for (const std::string& name : names) {
+    View view;
+    LINNET_TRY(call.output_view(name, &view));
+    LINNET_TRY(place(name, view));
+  }
+  cuda::Recording recording;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    if (pass == Pass::backward && !c.backward) continue;
+    Context context = {.impl = c.impl.empty() ? nullptr : c.impl.c_str()};
+    LINNET_TRY(call.workspace(pass, context, &context.workspace_bytes));
+    context.workspace = reinterpret_cast<void*>(uintptr_t{1} << 21);
+    LINNET_TRY(call.run(pass, context));
+  }
+  *list = recording.launches;
+  return {};
+}
+
 Status accepts(const Case& c, Cost* cost) {
   Problem problem;
   Maker maker(c, &problem);
   LINNET_TRY(maker.outline());
-  for (const Impl& impl : c.op->impls) {
-    if (impl.name != c.impl || impl.refuses == nullptr) continue;
-    const void* args = maker.call().prepared_args();
-    const char* reason = impl.refuses(args, Pass::forward);
-    if (reason == nullptr && c.backward) {
-      reason = impl.backward == nullptr ? "there is no backward" : impl.refuses(args, Pass::backward);
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    if (c.impl.empty() || (pass == Pass::backward && !c.backward)) continue;
+    bool known = false, taken = false;
+    std::string reason;  // of the first of that name, which takes the most
+    for (size_t i = c.op->impls.size(); i-- > 0 && !taken;) {
+      const Impl& impl = c.op->impls[i];
+      if (!is_named(impl, c.impl)) continue;
+      known = true;
+      reason = refusal(impl, pass, maker.call().prepared_args());
+      taken = reason.empty();
     }
-    if (reason != nullptr) return impossible(c.op->name + ": implementation " + impl.name + " cannot run: " + reason);
+    if (known && !taken) return impossible(c.op->name + ": implementation " + c.impl + " cannot run: " + reason);
   }
   *cost = {};
   for (const Pass pass : {Pass::forward, Pass::backward}) {
@@ -525,6 +611,9 @@ Status execute(const Problem& problem, const Setting& setting, Execution* execut
       LINNET_TRY(workspace.from_device());
       for (auto& [name, tensor] : tensors) LINNET_TRY(tensor.from_device());
       LINNET_TRY(call.prepare());
+      const Impl* impl;
+      LINNET_TRY(choose_impl(op, pass, context, setting.device, call.prepared_args(), nullptr, &impl));
+      if (pass == Pass::forward) execution->impl = impl->name;
     }
     const std::string where = pass == Pass::forward ? "forward: " : "backward: ";
     if (!workspace.intact()) execution->faults.push_back(where + "the workspace was written outside of its bytes");
@@ -552,9 +641,11 @@ Status execute(const Problem& problem, const Setting& setting, Execution* execut
     if (op.cost != nullptr) execution->flops[pass == Pass::backward] = op.cost(call.prepared_args(), call.dims(), pass).flops;
   }
   for (const std::string& name : problem.outputs) LINNET_TRY(ask(name));
-  const Impl* impl;
-  LINNET_TRY(choose_impl(op, Pass::forward, context, setting.device, call.prepared_args(), &impl));
-  execution->impl = impl->name;
+  if (setting.device == Device::cpu) {  // on a GPU it depends on where tensors lie there
+    const Impl* impl;
+    LINNET_TRY(choose_impl(op, Pass::forward, context, setting.device, call.prepared_args(), nullptr, &impl));
+    execution->impl = impl->name;
+  }
   LINNET_TRY(run(Pass::forward, written));
   if (problem.gradients.empty()) return {};
   for (const std::string& name : problem.outputs) {

@@ -8,6 +8,7 @@
 
 #include "check/case.h"
 #include "core/call.h"
+#include "core/cuda.h"
 
 namespace linnet::check {
 
@@ -31,6 +32,21 @@ struct Problem {
 
 // The problem a case stands for, with a sentence when the operator refuses it.
 Status make_problem(const Case& c, Problem* problem);
+// What every implementation says to the call of a case, on the CPU and on a GPU, in the order of Op::impls, forward first.
+// Needs neither values nor a GPU: choosing looks at shapes, strides and addresses. strided=1: rows lie between multiples of 16
+// bytes.
+struct Choice {
+  const Impl* impl = nullptr;
+  Pass pass = Pass::forward;
+  std::string reason;  // why it does not take the call; empty: it does
+  bool chosen =
+      false;  // the best that takes it on its device, LINNET_IMPL and LINNET_ISA obeyed; whether or not this machine has it
+  int64_t workspace = 0;  // bytes, on a GPU
+};
+Status choices(const Case& c, std::vector<Choice>* list);
+// The kernels that the call of a case launches on a GPU, forward and backward, without one: cuda::Recording.
+Status launches(const Case& c, std::vector<cuda::Recorded>* list);
+
 // Whether the operator accepts the case, without drawing its values; cost of the passes it runs, when the operator knows it.
 Status accepts(const Case& c, Cost* cost);
 

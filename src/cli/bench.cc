@@ -108,7 +108,8 @@ Status read_arguments(const Arguments& args, Wanted* wanted) {
     const Impl* impl;
     Context context;
     context.impl = settings.impl.empty() ? nullptr : settings.impl.c_str();
-    LINNET_TRY(choose_impl(*c.op, c.backward ? Pass::backward : Pass::forward, context, settings.device, nullptr, &impl));
+    LINNET_TRY(
+        choose_impl(*c.op, c.backward ? Pass::backward : Pass::forward, context, settings.device, nullptr, nullptr, &impl));
   }
   if (args.has("quick")) settings.seconds = 0.1, settings.rounds = 3;
   LINNET_TRY(args.real("time", 0.001, 3600, &settings.seconds));

@@ -204,12 +204,14 @@ Status read_targets(const Arguments& args, Plan* plan) {
 }
 
 // The implementations of an operator that --impl asks for; none when it has no such one. One that exists and cannot run here is
-// named, so that running it says why.
+// named, so that running it says why. The rows of the GPU's table go by their common name, cuda: each case takes the best.
 std::vector<std::string> impls_of(const Op& op, const std::string& wanted, Device device) {
   std::vector<std::string> names;
   for (const Impl& impl : op.impls) {
     if (impl.device != device) continue;
-    if (impl.name == wanted || (wanted == "all" && impl.missing().empty())) names.push_back(impl.name);
+    const std::string name = wanted == "all" ? impl.name.substr(0, impl.name.find('.')) : wanted;
+    const bool asked = wanted == "all" ? impl.missing().empty() : is_named(impl, wanted);
+    if (asked && (names.empty() || names.back() != name)) names.push_back(name);
   }
   return names;
 }

@@ -7,10 +7,12 @@
 #include <cstring>
 #include <utility>
 
+#include "check/problem.h"
 #include "cli/command.h"
 #include "cli/print.h"
 #include "core/describe.h"
 #include "core/isa.h"
+#include "core/json.h"
 #include "core/op.h"
 
 namespace linnet::cli {
@@ -166,7 +168,10 @@ void print_text(const Op& op, const Impl& chosen) {
   Table table({{"implementations"}, {"passes"}, {"here"}});
   for (const Impl& impl : op.impls) {
     const std::string reason = impl.missing();
-    const std::string usable = impl.device == Device::cuda ? "chosen for CUDA tensors" : "usable";
+    const bool row = impl.name.find('.') != std::string::npos;
+    const std::string usable = impl.device == Device::cpu ? "usable"
+                               : row                      ? "usable for CUDA tensors"
+                                                          : "chosen for CUDA tensors";
     const std::string here = &impl == &chosen ? "chosen" : reason.empty() ? usable : "no: " + reason;
     table.row({"  " + impl.name, impl.backward == nullptr ? "fwd" : "fwd bwd", here});
   }
@@ -180,6 +185,13 @@ void print_text(const Op& op, const Impl& chosen) {
   } else {
     std::printf("  the last usable one is chosen; LINNET_ISA=portable|avx2|avx512 limits the instruction set,\n");
     std::printf("  LINNET_IMPL=%s:%s forces an implementation\n", op.name.c_str(), op.impls.front().name.c_str());
+  }
+  const auto is_row = [](const Impl& each) { return each.name.find('.') != std::string::npos; };
+  if (std::any_of(op.impls.begin(), op.impls.end(), is_row)) {
+    std::printf("  CUDA tensors: the last row that takes a call runs it; linnet info %s --case '...' says which one and why,\n",
+                op.name.c_str());
+    std::printf("  LINNET_IMPL=%s:%s forces one\n", op.name.c_str(),
+                std::find_if(op.impls.begin(), op.impls.end(), is_row)->name.c_str());
   }
   if (!has_impl_on(op, Device::cuda)) std::printf("  CUDA tensors: %s has no CUDA kernels\n", op.name.c_str());
   if (!op.decode.empty()) std::printf("\nlinnet info %s: the same, continued token by token\n", op.decode.c_str());
@@ -209,6 +221,43 @@ int print_mechanism(const std::string& name, const std::vector<const Op*>& ops, 
   return kDone;
 }
 
+// Which implementation the call of a case takes, and why others do not.
+int explain(const Op& op, const std::string& line, bool json) {
+  const bool named = line.substr(0, line.find(' ')) == op.name;
+  check::Case c;
+  if (const Status status = check::parse_case(named ? line : op.name + " " + line, &c); !status.ok()) return fail(status);
+  std::vector<check::Choice> list;
+  if (const Status status = check::choices(c, &list); !status.ok()) return fail(status);
+  JsonWriter writer(2);
+  writer.begin_object().member("case", check::to_text(c)).key("choices").begin_array();
+  for (const check::Choice& choice : list) {
+    const std::string missing = choice.impl->missing();
+    writer.begin_object().member("name", choice.impl->name).member("pass", choice.pass == Pass::forward ? "fwd" : "bwd");
+    writer.member("device", choice.impl->device == Device::cuda ? "cuda" : "cpu").member("takes", choice.reason.empty());
+    writer.member("reason", choice.reason).member("chosen", choice.chosen).member("usable", missing.empty());
+    writer.member("missing", missing).member("workspace", choice.workspace).end_object();
+  }
+  writer.end_array().end_object();
+  if (json) return std::printf("%s\n", writer.text().c_str()), kDone;
+  std::printf("%s\n", check::to_text(c).c_str());
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    if (pass == Pass::backward && !c.backward) continue;
+    std::printf("\n");
+    Table table({{pass == Pass::forward ? "forward" : "backward"}, {"takes it"}, {""}});
+    bool on_gpu = false;
+    for (const check::Choice& choice : list) {
+      if (choice.pass != pass) continue;
+      const bool gpu = choice.impl->device == Device::cuda;
+      on_gpu = on_gpu || gpu;
+      const std::string takes = choice.reason.empty() ? "yes" : "no: " + choice.reason;
+      table.row({"  " + choice.impl->name, takes, !choice.chosen ? "" : gpu ? "chosen on a GPU" : "chosen on the CPU"});
+    }
+    table.print(stdout);
+    if (!on_gpu) std::printf("  CUDA tensors: %s has no CUDA kernels\n", op.name.c_str());
+  }
+  return kDone;
+}
+
 int info_main(const Arguments& args) {
   std::vector<std::string> names;
   for (const Op* op : all_ops()) {
@@ -227,6 +276,7 @@ int info_main(const Arguments& args) {
     const std::string hint = did_you_mean(name, names);
     return fail(bad_input("info: there is no operator '" + name + "'" + (hint.empty() ? "; linnet list shows them" : hint)));
   }
+  if (args.has("case")) return explain(*op, args.text("case"), args.has("json"));
   const Impl* chosen;
   if (const Status status = choose_impl(*op, Pass::forward, {}, &chosen); !status.ok()) return fail(status);
   if (args.has("json")) {
@@ -243,10 +293,13 @@ const Command& info_command() {
   static const Command command = {
       .name = "info",
       .summary = "an operator's declaration, equation and implementations",
-      .usage = "OP | MECHANISM [--json]",
+      .usage = "OP | MECHANISM [--case LINE] [--json]",
       .details =
-          "A mechanism's name that is no operator's lists its operators.\n\nexamples: linnet info softmax, linnet info mamba",
-      .options = {{"json", "", "print JSON"}},
+          "A mechanism's name that is no operator's lists its operators.\n\n"
+          "A case is a line as linnet check prints it; strided=1 stands for rows that do not lie at multiples of 16 bytes.\n\n"
+          "examples: linnet info softmax, linnet info mamba\n"
+          "          linnet info delta --case 'B=1 T=2048 Hq=16 Hk=16 Hv=16 K=128 V=128 dtype=bf16 pass=bwd'",
+      .options = {{"case", "LINE", "which implementation this call takes, and why others do not"}, {"json", "", "print JSON"}},
       .run = info_main,
   };
   return command;

@@ -34,7 +34,8 @@ int list_main(const Arguments& args) {
     writer.key("implementations").begin_array();
     for (const Impl& impl : op->impls) {
       const std::string reason = impl.missing();
-      if (reason.empty()) usable += (usable.empty() ? "" : " ") + impl.name;
+      const std::string family = impl.name.substr(0, impl.name.find('.'));  // the GPU's rows together
+      if (reason.empty() && !usable.ends_with(family)) usable += (usable.empty() ? "" : " ") + family;
       writer.begin_object().member("name", impl.name).member("usable", reason.empty()).member("reason", reason).end_object();
     }
     writer.end_array().end_object();

@@ -7,8 +7,10 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <string_view>
 
 #include "cli/command.h"
+#include "core/log.h"
 #include "core/op.h"
 #include "core/version.h"
 
@@ -40,7 +42,8 @@ void print_help() {
   std::printf(
       "\nexit codes: 0 done and within tolerance, 1 done but a check failed, 2 bad input, 3 not possible here\n"
       "environment: LINNET_ISA=portable|avx2|avx512 limits the instruction set, LINNET_IMPL=OP:IMPL,... or IMPL chooses an\n"
-      "implementation, LINNET_THREADS=N the number of threads\n");
+      "implementation, LINNET_THREADS=N the number of threads, LINNET_LOG=1 tells on stderr when a call runs on slow "
+      "kernels\n");
 }
 
 // LINNET_ISA and the implementations of LINNET_IMPL are checked where they are used; the rest would be passed over in silence.
@@ -64,7 +67,15 @@ Status check_environment() {
   return {};
 }
 
+// LINNET_LOG=1: what the library has to say beside its results, on stderr.
+void start_log() {
+  const char* text = std::getenv("LINNET_LOG");
+  if (text == nullptr || std::string_view(text) != "1") return;
+  set_log_hook([](const char* sentence, void*) { std::fprintf(stderr, "linnet: %s\n", sentence); }, nullptr);
+}
+
 int run(int argc, char** argv) {
+  start_log();
   std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() == 2 && words[0] == "help") words = {words[1], "--help"};
   if (words.empty()) {

@@ -206,11 +206,21 @@ Result find_function(const Kernel& kernel, void** function) {
 
 }  // namespace
 
-std::string missing() { return driver().missing; }
+namespace {
+
+thread_local Recording* recording = nullptr;
+
+}  // namespace
+
+Recording::Recording() : outer_(recording) { recording = this; }
+Recording::~Recording() { recording = outer_; }
+
+std::string missing() { return recording != nullptr ? "" : driver().missing; }
 std::string device_name() { return driver().name; }
 
 int multiprocessor_count() {
   int device = 0, count = 0;
+  if (recording != nullptr) return 132;
   if (!missing().empty()) return 0;
   if (driver().cuCtxGetDevice(&device) != 0) device = 0;
   driver().cuDeviceGetAttribute(&count, kMultiprocessors, device);
@@ -221,6 +231,7 @@ int clusters_at_a_time(const Kernel& kernel) {
   static std::mutex mutex;
   static std::map<void*, int> counts;
   void* function = nullptr;
+  if (recording != nullptr) return 132 / kernel.cluster;
   if (!missing().empty() || find_function(kernel, &function) != 0) return 0;
   const std::lock_guard<std::mutex> lock(mutex);
   const auto [known, is_new] = counts.try_emplace(function, 0);
@@ -234,7 +245,7 @@ int clusters_at_a_time(const Kernel& kernel) {
 }
 
 Scope::Scope(const void* pointer) {
-  if (!missing().empty()) return;
+  if (recording != nullptr || !missing().empty()) return;
   int ordinal = 0;
   const auto address = reinterpret_cast<DevicePointer>(pointer);
   if (pointer != nullptr) {
@@ -257,20 +268,31 @@ Status Scope::status() const {
   return impossible(std::string("its data is not on a usable CUDA device: ") + error_);
 }
 
-void enqueue(const Launch& launch, const Kernel& kernel, const Grid& grid, void** parameters) {
+void enqueue(const Launch& launch, const Kernel& kernel, const Grid& grid, const Parameters& parameters) {
   if (*launch.error != nullptr || grid.x <= 0 || grid.y <= 0 || grid.z <= 0) return;
+  if (recording != nullptr) {
+    recording->launches.push_back({kernel.image,
+                                   kernel.name,
+                                   kernel.threads,
+                                   kernel.shared_bytes,
+                                   kernel.cluster,
+                                   grid,
+                                   {parameters.bytes, parameters.bytes + parameters.count}});
+    return;
+  }
   void* function = nullptr;
   Result result = find_function(kernel, &function);
   if (result == 0) {
     result = driver().cuLaunchKernel(function, static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                                      static_cast<unsigned>(grid.z), static_cast<unsigned>(kernel.threads), 1, 1,
-                                     static_cast<unsigned>(kernel.shared_bytes), launch.stream, parameters, nullptr);
+                                     static_cast<unsigned>(kernel.shared_bytes), launch.stream, parameters.data, nullptr);
   }
   if (result != 0) *launch.error = error_text(result);
 }
 
 bool encode_tensor_map(TensorMap* map, Dtype dtype, const void* data, int rank, const uint64_t* size, const uint64_t* stride,
                        const uint32_t* box) {
+  if (recording != nullptr) return true;
   constexpr int kFloat16 = 6, kBfloat16 = 9, kSwizzle128 = 3, kPromote128 = 2, kPromote256 = 3;  // CU_TENSOR_MAP_...
   const uint32_t ones[5] = {1, 1, 1, 1, 1};
   const int promote = size[0] * 2 > 128 ? kPromote256 : kPromote128;  // no further than the row: the next may not be wanted

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "launch.h"
 #include "status.h"
@@ -47,16 +48,43 @@ struct Grid {
 };
 // Clusters of a kernel that run at the same time on the current device; 0 where it has no room for one, or without a device.
 int clusters_at_a_time(const Kernel& kernel);
-// Enqueues a kernel on launch.stream; `parameters` points at its parameters one by one. A failure is left in launch.error, and
-// the launches behind it do nothing.
-void enqueue(const Launch& launch, const Kernel& kernel, const Grid& grid, void** parameters);
+// A kernel's parameters: where each lies, and its bytes.
+struct Parameters {
+  void** data;
+  const size_t* bytes;
+  int count;
+};
+// Enqueues a kernel on launch.stream. A failure is left in launch.error, and the launches behind it do nothing.
+void enqueue(const Launch& launch, const Kernel& kernel, const Grid& grid, const Parameters& parameters);
 
-// Enqueues a kernel with these parameters, which must have the types that the kernel declares.
-template <class... Parameters>
-void enqueue(const Launch& launch, const Kernel& kernel, const Grid& grid, const Parameters&... parameters) {
-  void* list[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
-  enqueue(launch, kernel, grid, list);
+// Enqueues a kernel with these parameters, which must have the types that the kernel declares: launches_test.cc compares their
+// sizes with those in the image.
+template <class... Types>
+void enqueue(const Launch& launch, const Kernel& kernel, const Grid& grid, const Types&... parameters) {
+  void* data[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
+  const size_t bytes[] = {sizeof(Types)...};
+  enqueue(launch, kernel, grid, Parameters{data, bytes, sizeof...(Types)});
 }
+
+// A launch without a GPU: while a Recording lives, the calls of its thread run as if there were one (an H200 with 132
+// multiprocessors) whose kernels are written down instead. Tests learn from it what a call would launch.
+struct Recorded {
+  std::string image, name;
+  int threads, shared_bytes, cluster;
+  Grid grid;
+  std::vector<size_t> parameters;  // bytes of each
+};
+class Recording {
+ public:
+  Recording();
+  ~Recording();
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  std::vector<Recorded> launches;
+
+ private:
+  Recording* outer_;
+};
 
 // A tile's description for the tensor memory accelerator, passed to kernels by value.
 struct alignas(64) TensorMap {

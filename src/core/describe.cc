@@ -183,7 +183,8 @@ void describe(const Op& op, JsonWriter& json, bool ask_gpu) {
   for (const Impl& impl : op.impls) {
     const bool asked = ask_gpu || impl.device == Device::cpu;
     const std::string reason = asked ? impl.missing() : "linnet info " + op.name + " tells whether this machine's GPU runs it";
-    json.begin_object().member("name", impl.name).member("backward", impl.backward != nullptr);
+    json.begin_object().member("name", impl.name).member("device", impl.device == Device::cuda ? "cuda" : "cpu");
+    json.member("backward", impl.backward != nullptr);
     json.member("usable", reason.empty()).member("reason", reason).end_object();
   }
   json.end_array().end_object();

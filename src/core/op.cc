@@ -13,6 +13,7 @@
 #include "cuda.h"
 #include "half.h"
 #include "isa.h"
+#include "log.h"
 #include "remembered.h"
 
 namespace linnet {
@@ -673,12 +674,6 @@ Status output_shape(const Op& op, const TensorDecl& output, const void* args, co
 
 namespace {
 
-// Why an implementation does not run this call; empty when it does, or when there is no call yet.
-std::string refusal(const Impl& impl, Pass pass, const void* args) {
-  const char* reason = args == nullptr || impl.refuses == nullptr ? nullptr : impl.refuses(args, pass);
-  return reason == nullptr ? "" : reason;
-}
-
 // Every call comes here: one walk for both names, and most entries differ in their first letters.
 bool chosen_by_environment() {
   const auto begins = [](const char* entry, std::string_view name) {
@@ -692,30 +687,48 @@ bool chosen_by_environment() {
   return false;
 }
 
-// The last implementation that can run the call.
-Status choose_best(const Op& op, Pass pass, Device device, const void* args, const Impl** chosen) {
-  Isa limit;
-  LINNET_TRY(isa_choice(&limit));
-  std::string reason;
+// The last implementation that can run the call, among those of this name (empty: all). `reason`: why the first of them, which
+// takes the most calls, does not, when none does.
+Status choose_best(const Op& op, Pass pass, Device device, const void* args, const void* out, std::string_view name,
+                   const Impl** chosen, std::string* reason) {
+  Isa limit = Isa::avx512;
+  if (name.empty()) LINNET_TRY(isa_choice(&limit));
   *chosen = nullptr;
-  for (const Impl& impl : op.impls) {
+  for (size_t i = op.impls.size(); i-- > 0;) {
+    const Impl& impl = op.impls[i];
+    if (impl.device != device || (!name.empty() && !is_named(impl, name))) continue;
     bool beyond = false;
     for (const Isa isa : kIsas) beyond |= isa > limit && impl.name.substr(0, impl.name.find('_')) == isa_name(isa);
-    if (beyond || impl.device != device) continue;
-    reason = impl.missing();
-    if (reason.empty()) reason = refusal(impl, pass, args);
-    if (reason.empty()) *chosen = &impl;
+    if (beyond) continue;
+    *reason = impl.missing();
+    if (reason->empty()) *reason = refusal(impl, pass, args, out);
+    if (!reason->empty()) continue;
+    *chosen = &impl;
+    return {};
   }
-  if (*chosen == nullptr) {
-    if (device == Device::cpu) return impossible(op.name + ": no implementation runs on this machine");
-    return impossible(op.name + ": the tensors are on a CUDA device; " +
-                      (reason.empty() ? op.name + " has no CUDA kernels" : reason));
-  }
-  if (pass == Pass::backward && (*chosen)->backward == nullptr) return impossible(op.name + ": there is no backward");
   return {};
+}
+Status choose_best(const Op& op, Pass pass, Device device, const void* args, const void* out, const Impl** chosen) {
+  std::string reason;
+  LINNET_TRY(choose_best(op, pass, device, args, out, "", chosen, &reason));
+  if (*chosen != nullptr) return {};
+  if (device == Device::cpu) return impossible(op.name + ": no implementation runs on this machine");
+  return impossible(op.name + ": the tensors are on a CUDA device; " +
+                    (reason.empty() ? op.name + " has no CUDA kernels" : reason));
 }
 
 }  // namespace
+
+bool is_named(const Impl& impl, std::string_view name) {
+  return impl.name == name ||
+         (impl.name.size() > name.size() && impl.name[name.size()] == '.' && std::string_view(impl.name).starts_with(name));
+}
+
+std::string refusal(const Impl& impl, Pass pass, const void* args, const void* out) {
+  if (pass == Pass::backward && impl.backward == nullptr) return "there is no backward";
+  const char* reason = args == nullptr || impl.refuses == nullptr ? nullptr : impl.refuses(args, out, pass);
+  return reason == nullptr ? "" : reason;
+}
 
 bool has_impl_on(const Op& op, Device device) {
   for (const Impl& impl : op.impls) {
@@ -739,7 +752,9 @@ std::vector<ForcedImpl> forced_impls() {
   return list;
 }
 
-Status choose_impl(const Op& op, Pass pass, const Context& context, Device device, const void* args, const Impl** chosen) {
+Status choose_impl(const Op& op, Pass pass, const Context& context, Device device, const void* args, const void* out,
+                   const Impl** chosen) {
+  if (pass == Pass::backward && !op.differentiable()) return impossible(op.name + ": there is no backward");
   std::string_view wanted = context.impl == nullptr ? "" : context.impl;
   if (wanted.empty()) {
     for (const ForcedImpl& each : forced_impls()) {
@@ -750,30 +765,43 @@ Status choose_impl(const Op& op, Pass pass, const Context& context, Device devic
       }
     }
   }
-  *chosen = nullptr;
-  if (!wanted.empty()) {
-    std::string names;
-    for (const Impl& impl : op.impls) {
-      names += (names.empty() ? "" : ", ") + impl.name;
-      if (impl.name == wanted) *chosen = &impl;
-    }
-    if (*chosen == nullptr) {
-      return bad_input(op.name + ": there is no implementation '" + std::string(wanted) + "', expected one of " + names);
-    }
-    std::string reason = (*chosen)->missing();
-    if (reason.empty() && (*chosen)->device != device) {
-      // LINNET_IMPL is for the calls it fits: a process may work on both.
-      if (context.impl == nullptr || *context.impl == '\0') return choose_best(op, pass, device, args, chosen);
-      reason = std::string("the tensors are on ") + place_name(device);
-    }
-    if (reason.empty()) reason = refusal(**chosen, pass, args);
-    if (!reason.empty()) return impossible(op.name + ": implementation " + (*chosen)->name + " cannot run: " + reason);
-  } else {
-    return choose_best(op, pass, device, args, chosen);
+  if (wanted.empty()) return choose_best(op, pass, device, args, out, chosen);
+  std::string names, reason;
+  const Impl* named = nullptr;  // the first of that name
+  for (const Impl& impl : op.impls) {
+    names += (names.empty() ? "" : ", ") + impl.name;
+    if (named == nullptr && is_named(impl, wanted)) named = &impl;
   }
-  if (pass == Pass::backward && (*chosen)->backward == nullptr) return impossible(op.name + ": there is no backward");
+  if (named == nullptr) {
+    return bad_input(op.name + ": there is no implementation '" + std::string(wanted) + "', expected one of " + names);
+  }
+  // LINNET_IMPL is for the calls it fits: a process may work on both.
+  const bool by_environment = context.impl == nullptr || *context.impl == '\0';
+  if (by_environment && named->device != device) return choose_best(op, pass, device, args, out, chosen);
+  reason = named->missing();
+  if (reason.empty() && named->device != device) reason = std::string("the tensors are on ") + place_name(device);
+  if (reason.empty()) LINNET_TRY(choose_best(op, pass, device, args, out, wanted, chosen, &reason));
+  if (reason.empty()) return {};
+  return impossible(op.name + ": implementation " + std::string(wanted) + " cannot run: " + reason);
+}
+
+namespace {
+
+// Results whose rows lie as badly as rows may: some kernels do not take such.
+Status misaligned_results(const Op& op, const void* args, const Dims& dims, bool packed_rank, void* out) {
+  alignas(std::max_align_t) char unused[2][kMaxStruct];
+  op.construct(unused[0], out, unused[1]);
+  for (const TensorDecl& decl : op.outputs) {
+    View& view = view_at(out, decl.offset);
+    LINNET_TRY(output_shape(op, decl, args, dims, packed_rank, &view));
+    if (packed_rank && starts_with_batch(decl)) insert_leading(&view, view.rank > 0 ? view.size[0] * view.stride[0] : 0);
+    view.data = reinterpret_cast<void*>((uintptr_t{1} << 20) + static_cast<uintptr_t>(dtype_size(view.dtype)));
+    view.device = device_of(op, args);
+  }
   return {};
 }
+
+}  // namespace
 
 Status workspace_bytes(const Op& op, Pass pass, const void* args, const Context& context, int64_t* bytes) {
   alignas(std::max_align_t) char copy[kMaxStruct];
@@ -782,9 +810,16 @@ Status workspace_bytes(const Op& op, Pass pass, const void* args, const Context&
   bool packed_rank;
   LINNET_TRY(prepare(op, copy, &dims, &packed_rank));
   const Impl* impl;
-  LINNET_TRY(choose_impl(op, pass, context, device_of(op, copy), copy, &impl));
+  LINNET_TRY(choose_impl(op, pass, context, device_of(op, copy), copy, nullptr, &impl));
   const Executor& executor = context.executor == nullptr ? default_executor() : *context.executor;
   *bytes = impl->workspace(copy, pass, executor.workers());
+  if (impl->device == Device::cuda && pass == Pass::forward) {  // the results may lie so that another row runs: room for both
+    alignas(std::max_align_t) char out[kMaxStruct];
+    LINNET_TRY(misaligned_results(op, copy, dims, packed_rank, out));
+    if (choose_impl(op, pass, context, Device::cuda, copy, out, &impl).ok()) {
+      *bytes = std::max(*bytes, impl->workspace(copy, pass, executor.workers()));
+    }
+  }
   if (*bytes > 0) *bytes += 128;  // run() aligns the caller's pointer
   return {};
 }
@@ -832,7 +867,7 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
     if (device == Device::cpu) LINNET_TRY(check_numbers(op, decl, view_at(args, decl.offset)));
   }
   const Impl* impl;
-  LINNET_TRY(choose_impl(op, pass, context, device, args, &impl));
+  LINNET_TRY(choose_impl(op, pass, context, device, args, nullptr, &impl));
 
   const auto add_batch = [&](const TensorDecl& decl, View* view) {
     if (packed_rank && view->given() && starts_with_batch(decl))
@@ -867,6 +902,12 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
     }
   }
 
+  if (device == Device::cuda) {  // now that the results are known to be what they should be
+    if (forward) LINNET_TRY(choose_impl(op, pass, context, device, args, out, &impl));
+    if (free_choice && impl->slow_from > 0 && dims["T"] >= impl->slow_from) {
+      log_slow(op, *impl, pass, args, forward ? out : nullptr);
+    }
+  }
   const int64_t needed = impl->workspace(args, pass, launch.workers);
   LINNET_TRY(take_workspace(needed));
   const auto start = [&] { forward ? impl->forward(args, out, launch) : impl->backward(args, out, grads, launch); };

@@ -125,12 +125,17 @@ struct Cost {
   double bytes = 0;  // inputs read once, outputs written once, states read and written
 };
 
+// A row of an operator's table: an implementation, the calls that it takes, and how it runs them. The GPU's kernels have one
+// row for each way to run a call (cuda.step, cuda.tile, ...); the last row that takes a call runs it.
 struct Impl {
-  std::string name;                    // ref, portable, avx2, avx512, cuda, ...
+  std::string name;                    // ref, portable, avx2, avx512, cuda, cuda.tile, ...
   Device device = Device::cpu;         // where its tensors lie
   std::string (*missing)() = nullptr;  // empty when this machine runs it, else the reason
   // Null when it can run this prepared call, else the reason: "it has no f64". Without such a function it runs every call.
-  const char* (*refuses)(const void* args, Pass pass) = nullptr;
+  // Looks at shapes, strides and addresses alone; `out` is null where the results are not known yet: then they are dense and
+  // aligned.
+  const char* (*refuses)(const void* args, const void* out, Pass pass) = nullptr;
+  int64_t slow_from = 0;  // a call of so many tokens is slow here, and says so once (core/log.h); 0: none is
   void (*forward)(const void* args, const void* out, const Launch& launch) = nullptr;
   void (*backward)(const void* args, const void* out, const void* grads, const Launch& launch) = nullptr;  // null: none
   int64_t (*workspace)(const void* args, Pass pass, int workers) = nullptr;
@@ -203,11 +208,17 @@ struct ForcedImpl {
 };
 std::vector<ForcedImpl> forced_impls();
 // The implementation a call on tensors of this device runs: context.impl, else what LINNET_IMPL names, else the best
-// usable. `args`, when given, is the prepared call, which an implementation may refuse.
-Status choose_impl(const Op& op, Pass pass, const Context& context, Device device, const void* args, const Impl** impl);
+// usable. A name may stand for several rows ("cuda" for cuda.step, cuda.tile, ...): then the best of them. `args`, when given,
+// is the prepared call, which an implementation may refuse, and `out` its results.
+Status choose_impl(const Op& op, Pass pass, const Context& context, Device device, const void* args, const void* out,
+                   const Impl** impl);
 inline Status choose_impl(const Op& op, Pass pass, const Context& context, const Impl** impl) {
-  return choose_impl(op, pass, context, Device::cpu, nullptr, impl);
+  return choose_impl(op, pass, context, Device::cpu, nullptr, nullptr, impl);
 }
+// Whether `name` stands for this implementation: its own name, or the part of it before a dot.
+bool is_named(const Impl& impl, std::string_view name);
+// Why an implementation does not run this prepared call; empty when it does. What the machine has is Impl::missing's to say.
+std::string refusal(const Impl& impl, Pass pass, const void* args, const void* out = nullptr);
 bool has_impl_on(const Op& op, Device device);
 Device device_of(const Op& op, const void* args);  // of a call: where its first input lies
 // Bytes of workspace that run() needs for this call.
@@ -383,7 +394,41 @@ class Declare {
   Declare& cuda() {
     impl<Forward, Backward, Workspace>("cuda", cuda_available);
     op_.impls.back().device = Device::cuda;
-    op_.impls.back().refuses = [](const void* args, Pass pass) { return Refuses(*static_cast<const Args*>(args), pass); };
+    op_.impls.back().refuses = [](const void* args, const void*, Pass pass) {
+      return Refuses(*static_cast<const Args*>(args), pass);
+    };
+    return *this;
+  }
+
+  // One of several ways to run on the GPU, best declared last: row `row` of the table `Rows`, whose static functions take the
+  // row first: refuses(row, args, out or null, pass), workspace(row, args, pass), forward(row, args, out, launch) and, where
+  // there are gradients, backward(row, args, out, grads, launch). row_name(row) is the name behind "cuda.", slow_from(row)
+  // Impl's.
+  template <class Rows, auto row>
+  Declare& cuda_row() {
+    Impl impl{.name = std::string("cuda.") + row_name(row), .device = Device::cuda, .missing = cuda_available};
+    impl.slow_from = Rows::slow_from(row);
+    impl.refuses = [](const void* args, const void* out, Pass pass) {
+      return Rows::refuses(row, *static_cast<const Args*>(args), static_cast<const Out*>(out), pass);
+    };
+    impl.forward = [](const void* args, const void* out, const Launch& launch) {
+      Rows::forward(row, *static_cast<const Args*>(args), *static_cast<const Out*>(out), launch);
+    };
+    if constexpr (requires { &Rows::backward; }) {
+      impl.backward = [](const void* args, const void* out, const void* grads, const Launch& launch) {
+        Rows::backward(row, *static_cast<const Args*>(args), *static_cast<const Out*>(out), *static_cast<const Grads*>(grads),
+                       launch);
+      };
+    }
+    impl.workspace = [](const void* args, Pass pass, int) {
+      return Rows::workspace(row, *static_cast<const Args*>(args), pass);
+    };
+    op_.impls.push_back(std::move(impl));
+    return *this;
+  }
+  template <class Rows, auto... rows>
+  Declare& cuda_rows() {
+    (cuda_row<Rows, rows>(), ...);
     return *this;
   }
 

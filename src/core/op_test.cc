@@ -482,7 +482,8 @@ TEST(OpChoice, BestUsableUnlessForced) {
   EXPECT_EQ(chosen("ref"), "ref");
   EXPECT_EQ(chosen("best"), "toy: there is no implementation 'best', expected one of ref, portable, avx2_never");
   EXPECT_EQ(chosen("avx2_never"), "toy: implementation avx2_never cannot run: it was never built");
-  EXPECT_EQ(chosen("portable", Pass::backward), "toy: there is no backward");
+  EXPECT_EQ(chosen("portable", Pass::backward), "toy: implementation portable cannot run: there is no backward");
+  EXPECT_EQ(chosen(nullptr, Pass::backward), "ref");  // the best that has one
   const struct {
     const char *impl, *isa, *expected;
   } table[] = {

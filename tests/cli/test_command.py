@@ -134,6 +134,38 @@ def test_info_knows_mechanisms():
     assert "did you mean 'mamba'?" in linnet("info", "manba", code=2).stderr
 
 
+CALL = "B=1 T=2048 Hq=16 Hk=16 Hv=16 K=128 V=128 dtype=bf16 pass=bwd"
+
+
+@pytest.mark.parametrize("name, case, env, forward, backward", [
+    ("delta", CALL, {}, "cuda.delta", "cuda.delta"),
+    ("delta", "delta " + CALL, {}, "cuda.delta", "cuda.delta"),
+    ("delta", CALL + " l2_norm=1", {}, "cuda.step", "cuda.step"),
+    ("delta", CALL, {"LINNET_IMPL": "delta:cuda.step"}, "cuda.step", "cuda.step"),
+    ("delta", CALL, {"LINNET_IMPL": "delta:cuda"}, "cuda.delta", "cuda.delta"),
+    ("gla", CALL, {}, "cuda.channel", "cuda.channel"),
+    ("softmax", "pass=bwd", {}, None, None)])
+def test_info_of_a_case_says_which_row_takes_it_and_why(name, case, env, forward, backward):
+    found = json.loads(linnet("info", name, "--case", case, "--json", env=env).stdout)
+    for each, expected in (("fwd", forward), ("bwd", backward)):
+        rows = [row for row in found["choices"] if row["pass"] == each]
+        assert [row["name"] for row in rows if row["chosen"] and row["device"] == "cuda"] == ([expected] if expected else [])
+        assert len([row for row in rows if row["chosen"] and row["device"] == "cpu"]) == 1
+        assert all((row["reason"] == "") == row["takes"] for row in rows)
+    text = linnet("info", name, "--case", case, env=env).stdout
+    assert found["case"] in text and ("chosen on a GPU" in text) == (forward is not None)
+    for row in found["choices"]:
+        assert re.search(rf"^  {re.escape(row['name'])} .*{'yes' if row['takes'] else 'no: ' + re.escape(row['reason'])}", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("case, sentence", [
+    ("K=sixty", "case delta: K is 'sixty', expected a whole number"), ("impl=cuda.tile", "there is no implementation 'cuda.tile'"),
+    ("depth=3", "there is no letter or option 'depth'")])
+def test_info_of_a_wrong_case(case, sentence):
+    done = linnet("info", "delta", "--case", case, code=2)
+    assert sentence in done.stderr
+
+
 def test_info_says_how_the_implementation_was_chosen():
     assert "LINNET_IMPL=softmax:ref is set" in linnet("info", "softmax", env={"LINNET_IMPL": "softmax:ref"}).stdout
     assert "within LINNET_ISA=portable" in linnet("info", "softmax", env={"LINNET_ISA": "portable"}).stdout

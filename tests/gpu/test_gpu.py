@@ -16,7 +16,7 @@ from cases import CASES, arguments, as_tuple, call, case_id, differentiable, eve
 
 # Sizes at which the kernels with matrix units run, and sizes at which they do not.
 TILES = {"T": 150, "S": 150, "H": 8, "Hq": 8, "Hk": 8, "Hv": 8, "K": 64, "V": 64, "E": 64}
-LINES = [case for case in CASES if any(each["name"] == "cuda" for each in linnet.info(case[0])["implementations"])]
+LINES = [case for case in CASES if any(each["device"] == "cuda" for each in linnet.info(case[0])["implementations"])]
 
 
 def inputs(dtype, B=2, T=200, H=4, D=64, grad=False):

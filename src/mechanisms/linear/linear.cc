@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include "core/op.h"
+#include "linear_cuda.h"
 
 namespace linnet {
 namespace {
@@ -148,7 +149,7 @@ const Op& linear_op() {
           .compare("taylor2", "map=taylor2 normalize=1")
           .impl<ref::linear_forward, ref::linear_backward, ref::linear_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(linear)
-          .cuda<cuda::linear_forward, cuda::linear_backward, cuda::linear_workspace, cuda::linear_refuses>();
+          .cuda_rows<cuda::LinearRows, cuda::Row::step, cuda::Row::chunk, cuda::Row::tile>();
   return op;
 }
 
@@ -185,7 +186,7 @@ const Op& linear_decode_op() {
           .bench("B=1 T=1 Hq=4 Hk=Hq Hv=Hq K=64 V=K map=elu1 normalize=1 with=z dtype=f32 pass=fwd")
           .impl<ref::linear_decode_forward, nullptr, ref::linear_decode_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(linear_decode)
-          .cuda<cuda::linear_decode_forward, nullptr, cuda::linear_decode_workspace, cuda::linear_decode_refuses>();
+          .cuda_rows<cuda::LinearDecodeRows, cuda::Row::step, cuda::Row::tile, cuda::Row::decode>();
   return op;
 }
 // clang-format on

@@ -73,7 +73,5 @@ int64_t linear_decode_workspace(const LinearDecodeArgs& args, const Context& con
 
 LINNET_KERNELS(linear, LinearArgs, LinearOut, LinearGrads)
 LINNET_KERNELS(linear_decode, LinearDecodeArgs, LinearDecodeOut, LinearDecodeGrads)
-LINNET_CUDA_KERNELS(linear, LinearArgs, LinearOut, LinearGrads)
-LINNET_CUDA_KERNELS(linear_decode, LinearDecodeArgs, LinearDecodeOut, LinearDecodeGrads)
 
 }  // namespace linnet

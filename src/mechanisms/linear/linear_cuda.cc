@@ -1,7 +1,9 @@
 // linear on the GPU: elementwise maps; everything is a call of the recurrence engine (recurrence/cuda/engine.h).
-#include "linear.h"
+#include "linear_cuda.h"
+
 #include "linear_shape.h"
-#include "mechanisms/recurrence/cuda/launch.h"
+#include "mechanisms/recurrence/cuda/chunk/launch.h"
+#include "mechanisms/recurrence/cuda/tile/launch.h"
 
 namespace linnet::cuda {
 namespace {
@@ -82,6 +84,7 @@ struct Plan {
   const LinearArgs& args;
   LinearShape s;
   Wide wide = {};
+  bool untiled = false;  // walks of the backward off the tiles, which would take them
 
   // Where the gradients take dout, v and the states from.
   int64_t columns() const { return args.normalize ? s.V + 1 : s.V; }
@@ -174,6 +177,7 @@ struct Plan {
            const Scratch& scratch) const {
     const int64_t heads = result.given() ? result.size[2] : s.H, group = s.H / (heads == 0 ? 1 : heads);
     const bool grouped = result.given() && group > 1;
+    e.untiled = untiled;
     if (result.given()) e.out = grouped ? dense_rows(scratch.parts, tokens, s.H, e.V) : rows_of(result, s.H);
     e.T = tokens;
     if (args.causal) {
@@ -197,14 +201,21 @@ struct Plan {
   }
 };
 
-Scratch cut(Arena& arena, const Plan& plan, Pass pass) {
+// What the walks of a backward look like to the choice of kernels, whatever their rows.
+Engine walk_of(const Plan& plan) {
+  Engine e = engine_of(plan.args, plan.s);
+  e.V = static_cast<int32_t>(plan.columns());
+  if (plan.args.causal) e.q = rows_of(plan.args.q, plan.s.H, map_of(plan.args.map));
+  return e;
+}
+
+Scratch cut(Arena& arena, Row row, const Plan& plan, Pass pass) {
   const LinearShape& s = plan.s;
   Scratch scratch;
   if (!plan.args.causal) {
     scratch.state = arena.take<float>(s.N * s.H * s.K * plan.columns());
     scratch.z = arena.take<float>(s.N * s.H * s.K);
   }
-  Engine e = engine_of(plan.args, s);
   if (pass == Pass::backward) {
     const int64_t tokens = s.T > s.S ? s.T : s.S, width = s.K > s.V ? s.K : s.V;
     if (plan.args.normalize) {
@@ -217,53 +228,60 @@ Scratch cut(Arena& arena, const Plan& plan, Pass pass) {
     }
     if (s.Hq != s.H || s.Hk != s.H || s.Hv != s.H) scratch.parts = arena.take<float>(s.B * tokens * s.H * width);
   }
-  if (pass == Pass::backward) e.V = static_cast<int32_t>(plan.columns());
-  if (plan.args.causal && (pass == Pass::backward || !plan.args.normalize)) {
-    e.q = rows_of(plan.args.q, s.H, map_of(plan.args.map));  // what the choice of kernels looks at
-  }
-  scratch.engine = cut_engine(arena, e);
+  scratch.engine = pass == Pass::backward ? cut_engine(arena, walk_of(plan)) : cut_engine(arena, row, plan.forward({}));
   return scratch;
 }
 
 }  // namespace
 
-const char* linear_refuses(const LinearArgs& args, Pass pass) {
+const char* LinearRows::refuses(Row row, const LinearArgs& args, const LinearOut* out, Pass pass) {
   if (const char* reason = refuses_map(args)) return reason;
-  if (pass == Pass::forward) return nullptr;
   const LinearShape s = linear_shape(args);
+  const Plan plan = {args, s};
+  if (row != Row::step && !args.causal) return "it is causal alone";
+  Engine e = plan.forward(out == nullptr ? LinearOut() : *out);
+  if (out == nullptr || pass == Pass::backward) e.out = assumed_rows(s.T, s.H, s.V, args.q.dtype);
+  if (pass == Pass::forward) return s.H == 0 ? nullptr : row_refuses(row, e);
   if (args.normalize && s.V >= kMaxStepWidth) {
     return "the CUDA backward of the normaliser takes values of at most 255 channels";
   }
   if (s.V > kMaxStepWidth) return "the CUDA backward takes values of at most 256 channels";
   if (s.scale == 0) return "the CUDA backward needs a scale other than 0";
+  // dq, dk and dv are walks, each on the best kernel that takes it; the row is that of the largest part.
+  if (row == Row::tile) return tile_refuses(e);
+  if (row == Row::chunk && !has_chunks(walk_of(plan))) {
+    return "its walks run on the chunks of 1 to 128 channels, and not where the matrix units do";
+  }
   return nullptr;
 }
 
-int64_t linear_workspace(const LinearArgs& args, Pass pass, int) {
+int64_t LinearRows::workspace(Row row, const LinearArgs& args, Pass pass) {
   Arena arena;
-  cut(arena, {args, linear_shape(args)}, pass);
+  cut(arena, row, {args, linear_shape(args)}, pass);
   return arena.used();
 }
 
-void linear_forward(const LinearArgs& args, const LinearOut& out, const Launch& launch) {
+void LinearRows::forward(Row row, const LinearArgs& args, const LinearOut& out, const Launch& launch) {
   const Plan plan = {args, linear_shape(args)};
   Arena arena(launch.workspace);
-  const Scratch scratch = cut(arena, plan, Pass::forward);
+  const Scratch scratch = cut(arena, row, plan, Pass::forward);
   const Engine e = plan.forward(out);
-  if (args.causal) return run_engine(launch, e, scratch.engine);
+  if (args.causal) return run_engine(launch, row, e, scratch.engine);
   const Split two = split(e, plan.s.S, scratch.state, scratch.z);
-  run_engine(launch, two.write, scratch.engine);
+  run_engine(launch, Row::step, two.write, scratch.engine);
   copy_states(launch, e.final, two.write.final, e.N, e.H, e.K, e.V);
   copy_states(launch, e.final_z, two.write.final_z, e.N, e.H, e.K, 1);
-  run_engine(launch, two.read, scratch.engine);
+  run_engine(launch, Row::step, two.read, scratch.engine);
 }
 
-void linear_backward(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads, const Launch& launch) {
+void LinearRows::backward(Row row, const LinearArgs& args, const LinearOut& out, const LinearGrads& grads,
+                          const Launch& launch) {
   Plan plan = {args, linear_shape(args)};
   const LinearShape& s = plan.s;
   Arena arena(launch.workspace);
-  const Scratch scratch = cut(arena, plan, Pass::backward);
+  const Scratch scratch = cut(arena, row, plan, Pass::backward);
   plan.wide = scratch.wide;
+  plan.untiled = row == Row::step && refuses(Row::tile, args, nullptr, Pass::backward) == nullptr;  // asked for by name
   // The state [K, V] and the sums [K] in the columns of one.
   const auto state_part = [&](float* wide) { return States{wide, s.H * s.K * (s.V + 1), s.K * (s.V + 1), s.V + 1, 1}; };
   const auto z_part = [&](float* wide) { return States{wide + s.V, s.H * s.K * (s.V + 1), s.K * (s.V + 1), s.V + 1, 1}; };
@@ -300,13 +318,9 @@ void linear_backward(const LinearArgs& args, const LinearOut& out, const LinearG
   }
 }
 
-const char* linear_decode_refuses(const LinearDecodeArgs& args, Pass) {
-  if (args.compensation.given()) return "the CUDA kernels have no compensated sums";
-  return refuses_map(args);
-}
-int64_t linear_decode_workspace(const LinearDecodeArgs&, Pass, int) { return 0; }
-void linear_decode_forward(const LinearDecodeArgs& args, const LinearDecodeOut& out, const Launch& launch) {
-  const LinearShape s = linear_shape(args);
+namespace {
+
+Engine decode_engine(const LinearDecodeArgs& args, const LinearShape& s, const Rows& out) {
   Engine e;
   e.N = s.N;
   e.T = s.T;
@@ -320,10 +334,25 @@ void linear_decode_forward(const LinearDecodeArgs& args, const LinearDecodeOut& 
   e.q = rows_of(args.q, s.H, map_of(args.map));
   e.k = rows_of(args.k, s.H, map_of(args.map));
   e.v = rows_of(args.v, s.H);
-  e.out = rows_of(out.out, s.H);
+  e.out = out;
   e.initial = e.final = states_of(args.state);
   e.initial_z = e.final_z = vectors_of(args.z);
-  run_engine(launch, e, {});
+  return e;
+}
+
+}  // namespace
+
+const char* LinearDecodeRows::refuses(Row row, const LinearDecodeArgs& args, const LinearDecodeOut* out, Pass) {
+  if (args.compensation.given()) return "the CUDA kernels have no compensated sums";
+  if (const char* reason = refuses_map(args)) return reason;
+  const LinearShape s = linear_shape(args);
+  if (s.H == 0) return nullptr;
+  return row_refuses(
+      row, decode_engine(args, s, out == nullptr ? assumed_rows(s.T, s.H, s.V, args.q.dtype) : rows_of(out->out, s.H)));
+}
+void LinearDecodeRows::forward(Row row, const LinearDecodeArgs& args, const LinearDecodeOut& out, const Launch& launch) {
+  const LinearShape s = linear_shape(args);
+  run_engine(launch, row, decode_engine(args, s, rows_of(out.out, s.H)), {});
 }
 
 }  // namespace linnet::cuda

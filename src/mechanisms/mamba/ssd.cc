@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/op.h"
+#include "ssd_rows.h"
 
 namespace linnet {
 namespace {
@@ -78,7 +79,7 @@ const Op& mamba_ssd_op() {
           .compare("", "x=@v B=unit@k C=unit@q dt=-3.5 A=-1")
           .impl<ref::mamba_ssd_forward, ref::mamba_ssd_backward, ref::mamba_ssd_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(mamba_ssd)
-          .cuda<cuda::mamba_ssd_forward, cuda::mamba_ssd_backward, cuda::mamba_ssd_workspace, cuda::mamba_ssd_refuses>();
+          .cuda_rows<cuda::SsdTable, cuda::Row::step, cuda::Row::chunk, cuda::Row::tile>();
   return op;
 }
 
@@ -107,7 +108,7 @@ const Op& mamba_ssd_decode_op() {
           .bench("B=1|16|64 T=1 H=24 V=64 G=1 K=128 with=D,dt_bias dtype=f32|bf16 pass=fwd")
           .impl<ref::mamba_ssd_decode_forward, nullptr, ref::mamba_ssd_decode_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(mamba_ssd_decode)
-          .cuda<cuda::mamba_ssd_decode_forward, nullptr, cuda::mamba_ssd_decode_workspace, cuda::mamba_ssd_decode_refuses>();
+          .cuda_rows<cuda::SsdDecodeTable, cuda::Row::step, cuda::Row::tile, cuda::Row::decode>();
   return op;
 }
 // clang-format on

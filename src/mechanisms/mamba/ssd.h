@@ -54,8 +54,6 @@ Status mamba_ssd_decode(const SsdDecodeArgs& args, const SsdDecodeOut& out, cons
 int64_t mamba_ssd_decode_workspace(const SsdDecodeArgs& args, const Context& context);
 
 LINNET_KERNELS(mamba_ssd, SsdArgs, SsdOut, SsdGrads)
-LINNET_CUDA_KERNELS(mamba_ssd, SsdArgs, SsdOut, SsdGrads)
-LINNET_CUDA_KERNELS(mamba_ssd_decode, SsdDecodeArgs, SsdDecodeOut, SsdDecodeGrads)
 LINNET_KERNELS(mamba_ssd_decode, SsdDecodeArgs, SsdDecodeOut, SsdDecodeGrads)
 
 }  // namespace linnet

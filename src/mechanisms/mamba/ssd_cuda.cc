@@ -5,9 +5,11 @@
 #include <cmath>
 
 #include "core/sequence.h"
+#include "mechanisms/recurrence/cuda/chunk/launch.h"
 #include "mechanisms/recurrence/cuda/tile/gradients.h"
+#include "mechanisms/recurrence/cuda/tile/launch.h"
 #include "mechanisms/shared/copy_rows.h"
-#include "ssd.h"
+#include "ssd_rows.h"
 
 namespace linnet::cuda {
 namespace {
@@ -95,17 +97,17 @@ Engine inner_engine(const SsdArgs& args, const Scratch& scratch) {
   e.finish = {};
   return e;
 }
-// Whether the tiled kernels take the gradients: by the inputs alone, since gradients have places in the workspace.
-bool has_tiled_gradients(const SsdArgs& args) {
+// Null when the tiled kernels take the gradients: by the inputs alone, since gradients have places in the workspace.
+const char* tile_gradients_refuse(const SsdArgs& args) {
   Engine e = engine_of(args);
   e.out = e.v;
-  return is_aligned(e.v, e.q.dtype) && is_tiled(e);
+  return tile_refuses(e);
 }
-Scratch cut(Arena& arena, const SsdArgs& args) {
+Scratch cut(Arena& arena, Row row, const SsdArgs& args) {
   const Engine e = engine_of(args);
   const int64_t B = args.x.size[0], rows = B * e.T * e.H, bytes = rows * e.V * dtype_size(args.x.dtype);
   Scratch s;
-  s.tiled = has_tiled_gradients(args);
+  s.tiled = row == Row::tile;
   if (s.tiled) {
     s.dots = arena.take<float>(rows * (e.V / 16));
     s.dx = arena.take<char>(bytes);
@@ -158,36 +160,43 @@ RowKernel row_kernel(const char* stem, const SsdRows& s, Dtype dtype) {
 
 }  // namespace
 
-const char* mamba_ssd_refuses(const SsdArgs& args, Pass pass) {
-  if (const char* reason = refuses(args)) return reason;
-  if (pass == Pass::backward && args.x.size[3] > kMaxStepWidth) {
-    return "the CUDA backward takes values of at most 256 channels";
+const char* SsdTable::refuses(Row row, const SsdArgs& args, const SsdOut* out, Pass pass) {
+  if (const char* reason = cuda::refuses(args)) return reason;
+  Engine e = engine_of(args);
+  if (pass == Pass::backward) {
+    if (args.x.size[3] > kMaxStepWidth) return "the CUDA backward takes values of at most 256 channels";
+    if (row == Row::tile) return tile_gradients_refuse(args);
+    return row == Row::step || has_chunks(e) ? nullptr : "its walks run on the chunks of 1 to 128 channels";
   }
-  return nullptr;
+  if (e.H == 0) return nullptr;
+  e.out = out == nullptr ? assumed_rows(e.T, e.H, e.V, args.x.dtype) : rows_of(out->out, e.H);
+  e.initial = states_of(args.initial_state);
+  if (out != nullptr) e.final = states_of(out->final_state);
+  return row_refuses(row, e);
 }
 
-int64_t mamba_ssd_workspace(const SsdArgs& args, Pass pass, int) {
+int64_t SsdTable::workspace(Row row, const SsdArgs& args, Pass pass) {
   Arena arena;
   if (pass == Pass::backward) {
-    cut(arena, args);
+    cut(arena, row, args);
   } else {
-    cut_engine(arena, engine_of(args));
+    cut_engine(arena, row, engine_of(args));
   }
   return arena.used();
 }
 
-void mamba_ssd_forward(const SsdArgs& args, const SsdOut& out, const Launch& launch) {
+void SsdTable::forward(Row row, const SsdArgs& args, const SsdOut& out, const Launch& launch) {
   Engine e = engine_of(args);
   e.out = rows_of(out.out, e.H);
   e.initial = states_of(args.initial_state);
   e.final = states_of(out.final_state);
   Arena arena(launch.workspace);
-  run_engine(launch, e, cut_engine(arena, e));
+  run_engine(launch, row, e, cut_engine(arena, row, e));
 }
 
-void mamba_ssd_backward(const SsdArgs& args, const SsdOut&, const SsdGrads& grads, const Launch& launch) {
+void SsdTable::backward(Row row, const SsdArgs& args, const SsdOut&, const SsdGrads& grads, const Launch& launch) {
   Arena arena(launch.workspace);
-  const Scratch scratch = cut(arena, args);
+  const Scratch scratch = cut(arena, row, args);
   const Engine inner = inner_engine(args, scratch);
   const Dtype dtype = args.x.dtype;
   const auto dense = [&](void* data) { return data == nullptr ? Rows() : dense_rows(data, inner.T, inner.H, inner.V, dtype); };
@@ -270,13 +279,23 @@ void mamba_ssd_backward(const SsdArgs& args, const SsdOut&, const SsdGrads& grad
           dA.data, stride_A, dbias.data, bias_type, stride_bias);
 }
 
-const char* mamba_ssd_decode_refuses(const SsdDecodeArgs& args, Pass) { return refuses(args); }
-int64_t mamba_ssd_decode_workspace(const SsdDecodeArgs&, Pass, int) { return 0; }
-void mamba_ssd_decode_forward(const SsdDecodeArgs& args, const SsdDecodeOut& out, const Launch& launch) {
+namespace {
+
+Engine decode_engine(const SsdDecodeArgs& args, const SsdDecodeOut* out) {
   Engine e = engine_of(args, args.x.size[0]);
-  e.out = rows_of(out.out, e.H);
+  e.out = out == nullptr ? assumed_rows(e.T, e.H, e.V, args.x.dtype) : rows_of(out->out, e.H);
   e.initial = e.final = states_of(args.state);
-  run_engine(launch, e, {});
+  return e;
+}
+
+}  // namespace
+
+const char* SsdDecodeTable::refuses(Row row, const SsdDecodeArgs& args, const SsdDecodeOut* out, Pass) {
+  if (const char* reason = cuda::refuses(args)) return reason;
+  return args.x.size[2] == 0 ? nullptr : row_refuses(row, decode_engine(args, out));
+}
+void SsdDecodeTable::forward(Row row, const SsdDecodeArgs& args, const SsdDecodeOut& out, const Launch& launch) {
+  run_engine(launch, row, decode_engine(args, &out), {});
 }
 
 }  // namespace linnet::cuda

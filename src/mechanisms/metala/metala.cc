@@ -1,6 +1,7 @@
 #include "metala.h"
 
 #include "core/op.h"
+#include "metala_rows.h"
 
 namespace linnet {
 namespace {
@@ -77,7 +78,7 @@ const Op& metala_mixer_op() {
           .compare("", "q=unit@q a=@k aug=none")
           .impl<ref::metala_mixer_forward, ref::metala_mixer_backward, ref::metala_mixer_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(metala_mixer)
-          .cuda<cuda::metala_mixer_forward, cuda::metala_mixer_backward, cuda::metala_mixer_workspace, cuda::metala_mixer_refuses>();
+          .cuda_rows<cuda::MetalaMixerTable, cuda::Row::step, cuda::Row::chunk, cuda::Row::channel>();
   return op;
 }
 
@@ -104,7 +105,7 @@ const Op& metala_mixer_decode_op() {
           .bench("B=1|16|64 T=1 H=16 K=64 V=128 with=w_aug dtype=f32|bf16 pass=fwd")
           .impl<ref::metala_mixer_decode_forward, nullptr, ref::metala_mixer_decode_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(metala_mixer_decode)
-          .cuda<cuda::metala_mixer_decode_forward, nullptr, cuda::metala_mixer_decode_workspace, cuda::metala_mixer_decode_refuses>();
+          .cuda_rows<cuda::MetalaDecodeTable, cuda::Row::step, cuda::Row::channel, cuda::Row::decode>();
   return op;
 }
 
@@ -135,7 +136,7 @@ const Op& metala_core_op() {
           .compare("", "q=unit@q g=logsigmoid@k")
           .impl<ref::metala_core_forward, ref::metala_core_backward, ref::metala_core_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(metala_core)
-          .cuda<cuda::metala_core_forward, cuda::metala_core_backward, cuda::metala_core_workspace, cuda::metala_core_refuses>();
+          .cuda_rows<cuda::MetalaCoreTable, cuda::Row::step, cuda::Row::chunk, cuda::Row::channel>();
   return op;
 }
 // clang-format on

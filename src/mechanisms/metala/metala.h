@@ -99,8 +99,5 @@ LINNET_INLINE bool metala_skipped(const Args& args, int64_t b, int64_t t) {
 LINNET_KERNELS(metala_mixer, MetalaMixerArgs, MetalaMixerOut, MetalaMixerGrads)
 LINNET_KERNELS(metala_mixer_decode, MetalaMixerDecodeArgs, MetalaMixerDecodeOut, MetalaMixerDecodeGrads)
 LINNET_KERNELS(metala_core, MetalaCoreArgs, MetalaCoreOut, MetalaCoreGrads)
-LINNET_CUDA_KERNELS(metala_mixer, MetalaMixerArgs, MetalaMixerOut, MetalaMixerGrads)
-LINNET_CUDA_KERNELS(metala_mixer_decode, MetalaMixerDecodeArgs, MetalaMixerDecodeOut, MetalaMixerDecodeGrads)
-LINNET_CUDA_KERNELS(metala_core, MetalaCoreArgs, MetalaCoreOut, MetalaCoreGrads)
 
 }  // namespace linnet

@@ -3,9 +3,8 @@
 #include "metala_cuda.h"
 
 #include "core/cuda.h"
-#include "mechanisms/recurrence/cuda/launch.h"
-#include "mechanisms/recurrence/recurrence.h"
-#include "metala.h"
+#include "mechanisms/recurrence/cuda/dispatch.h"
+#include "metala_rows.h"
 
 namespace linnet::cuda {
 namespace {
@@ -114,12 +113,12 @@ Launch behind(const Launch& launch, const Arena& arena) {
 }
 
 template <class Args, class Out>
-void forward(const Args& args, const Out& out, const Launch& launch) {
+void forward(Row row, const Args& args, const Out& out, const Launch& launch) {
   Arena arena(launch.workspace);
   const auto r = inner<RecurrenceArgs>(arena, args);
   const Metala m = rows_for(args, r);
   make_gates(launch, m);
-  recurrence_forward(r, {out.out, out.final_state}, behind(launch, arena));
+  RecurrenceRows::forward(row, r, {out.out, out.final_state}, behind(launch, arena));
   finish(launch, m, out.out);
 }
 
@@ -133,7 +132,7 @@ RecurrenceGrads inner_gradients(Arena& arena, const RecurrenceArgs& r) {
   return d;
 }
 template <class Args, class Grads>
-void backward(const Args& args, const Grads& grads, const Launch& launch) {
+void backward(Row row, const Args& args, const Grads& grads, const Launch& launch) {
   Arena arena(launch.workspace);
   const auto r = inner<RecurrenceArgs>(arena, args);
   RecurrenceGrads d = inner_gradients(arena, r);
@@ -147,7 +146,7 @@ void backward(const Args& args, const Grads& grads, const Launch& launch) {
   d.dout = grads.dout;
   d.dfinal_state = grads.dfinal_state;
   d.dinitial_state = grads.dstate;
-  recurrence_backward(r, {}, d, behind(launch, arena));
+  RecurrenceRows::backward(row, r, {}, d, behind(launch, arena));
   m.dout = rows_of(grads.dout, m.H);
   m.to_q = rows_of(grads.dq, m.H);
   m.to_v = rows_of(grads.dv, m.H);
@@ -168,58 +167,74 @@ void backward(const Args& args, const Grads& grads, const Launch& launch) {
 }
 
 template <class Args>
-int64_t workspace(const Args& args, Pass pass) {
+int64_t workspace(Row row, const Args& args, Pass pass) {
   Arena arena;
   const auto r = inner<RecurrenceArgs>(arena, args);
   if (pass == Pass::backward) {
     inner_gradients(arena, r);
     arena.take<float>(kParts * args.q.size[2] * args.q.size[3]);
   }
-  return arena.used() + recurrence_workspace(r, pass, 1);
+  return arena.used() + RecurrenceRows::workspace(row, r, pass);
 }
-template <class Args>
-const char* refuses(const Args& args, Pass pass) {
-  Arena arena(reinterpret_cast<char*>(uintptr_t{1024}));  // addresses, which nobody reads, as they will be aligned
-  return recurrence_refuses(inner<RecurrenceArgs>(arena, args), pass);
+// Addresses, which nobody reads, as they will be aligned.
+Arena assumed_arena() { return Arena(reinterpret_cast<char*>(uintptr_t{1} << 20)); }
+
+template <class Args, class Out>
+const char* refuses(Row row, const Args& args, const Out* out, Pass pass) {
+  Arena arena = assumed_arena();
+  const auto r = inner<RecurrenceArgs>(arena, args);
+  if (out == nullptr) return RecurrenceRows::refuses(row, r, nullptr, pass);
+  const RecurrenceOut results = {out->out, out->final_state};
+  return RecurrenceRows::refuses(row, r, &results, pass);
 }
 
 }  // namespace
 
-const char* metala_mixer_refuses(const MetalaMixerArgs& args, Pass pass) { return refuses(args, pass); }
-int64_t metala_mixer_workspace(const MetalaMixerArgs& args, Pass pass, int) { return workspace(args, pass); }
-void metala_mixer_forward(const MetalaMixerArgs& args, const MetalaMixerOut& out, const Launch& launch) {
-  forward(args, out, launch);
+const char* MetalaMixerTable::refuses(Row row, const MetalaMixerArgs& args, const MetalaMixerOut* out, Pass pass) {
+  return cuda::refuses(row, args, out, pass);
 }
-void metala_mixer_backward(const MetalaMixerArgs& args, const MetalaMixerOut&, const MetalaMixerGrads& grads,
-                           const Launch& launch) {
-  backward(args, grads, launch);
+int64_t MetalaMixerTable::workspace(Row row, const MetalaMixerArgs& args, Pass pass) {
+  return cuda::workspace(row, args, pass);
 }
-
-const char* metala_core_refuses(const MetalaCoreArgs& args, Pass pass) { return refuses(args, pass); }
-int64_t metala_core_workspace(const MetalaCoreArgs& args, Pass pass, int) { return workspace(args, pass); }
-void metala_core_forward(const MetalaCoreArgs& args, const MetalaCoreOut& out, const Launch& launch) {
-  forward(args, out, launch);
+void MetalaMixerTable::forward(Row row, const MetalaMixerArgs& args, const MetalaMixerOut& out, const Launch& launch) {
+  cuda::forward(row, args, out, launch);
 }
-void metala_core_backward(const MetalaCoreArgs& args, const MetalaCoreOut&, const MetalaCoreGrads& grads,
-                          const Launch& launch) {
-  backward(args, grads, launch);
+void MetalaMixerTable::backward(Row row, const MetalaMixerArgs& args, const MetalaMixerOut&, const MetalaMixerGrads& grads,
+                                const Launch& launch) {
+  cuda::backward(row, args, grads, launch);
 }
 
-const char* metala_mixer_decode_refuses(const MetalaMixerDecodeArgs& args, Pass pass) {
-  Arena arena;
-  return recurrence_decode_refuses(inner<RecurrenceDecodeArgs>(arena, args), pass);
+const char* MetalaCoreTable::refuses(Row row, const MetalaCoreArgs& args, const MetalaCoreOut* out, Pass pass) {
+  return cuda::refuses(row, args, out, pass);
 }
-int64_t metala_mixer_decode_workspace(const MetalaMixerDecodeArgs& args, Pass pass, int) {
+int64_t MetalaCoreTable::workspace(Row row, const MetalaCoreArgs& args, Pass pass) { return cuda::workspace(row, args, pass); }
+void MetalaCoreTable::forward(Row row, const MetalaCoreArgs& args, const MetalaCoreOut& out, const Launch& launch) {
+  cuda::forward(row, args, out, launch);
+}
+void MetalaCoreTable::backward(Row row, const MetalaCoreArgs& args, const MetalaCoreOut&, const MetalaCoreGrads& grads,
+                               const Launch& launch) {
+  cuda::backward(row, args, grads, launch);
+}
+
+const char* MetalaDecodeTable::refuses(Row row, const MetalaMixerDecodeArgs& args, const MetalaMixerDecodeOut* out, Pass pass) {
+  Arena arena = assumed_arena();
+  const auto r = inner<RecurrenceDecodeArgs>(arena, args);
+  if (out == nullptr) return RecurrenceDecodeRows::refuses(row, r, nullptr, pass);
+  const RecurrenceDecodeOut results = {out->out};
+  return RecurrenceDecodeRows::refuses(row, r, &results, pass);
+}
+int64_t MetalaDecodeTable::workspace(Row row, const MetalaMixerDecodeArgs& args, Pass pass) {
   Arena arena;
   const auto r = inner<RecurrenceDecodeArgs>(arena, args);
-  return arena.used() + recurrence_decode_workspace(r, pass, 1);
+  return arena.used() + RecurrenceDecodeRows::workspace(row, r, pass);
 }
-void metala_mixer_decode_forward(const MetalaMixerDecodeArgs& args, const MetalaMixerDecodeOut& out, const Launch& launch) {
+void MetalaDecodeTable::forward(Row row, const MetalaMixerDecodeArgs& args, const MetalaMixerDecodeOut& out,
+                                const Launch& launch) {
   Arena arena(launch.workspace);
   const auto r = inner<RecurrenceDecodeArgs>(arena, args);
   const Metala m = rows_for(args, r);
   make_gates(launch, m);
-  recurrence_decode_forward(r, {out.out}, behind(launch, arena));
+  RecurrenceDecodeRows::forward(row, r, {out.out}, behind(launch, arena));
   finish(launch, m, out.out);
 }
 

@@ -1,6 +1,7 @@
 #include "monarch.h"
 
 #include "core/op.h"
+#include "cuda/dispatch.h"
 #include "grid.h"
 
 namespace linnet {
@@ -120,7 +121,7 @@ const Op& monarch_op() {
           .compare("causal", "causal=1 state.block=sqrt state.M=sqrt")
           .impl<ref::monarch_forward, ref::monarch_backward, ref::monarch_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(monarch)
-          .cuda<cuda::monarch_forward, cuda::monarch_backward, cuda::monarch_workspace, cuda::monarch_refuses>();
+          .cuda_rows<cuda::MonarchTable, cuda::MonarchRow::plain, cuda::MonarchRow::tile, cuda::MonarchRow::cluster, cuda::MonarchRow::head>();
   return op;
 }
 
@@ -151,7 +152,7 @@ const Op& monarch_tiled_op() {
           .compare("tiles of 64", "tile_rows=8 tile_cols=8")
           .impl<ref::monarch_tiled_forward, ref::monarch_tiled_backward, ref::monarch_tiled_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(monarch_tiled)
-          .cuda<cuda::monarch_tiled_forward, cuda::monarch_tiled_backward, cuda::monarch_tiled_workspace, cuda::monarch_tiled_refuses>();
+          .cuda_rows<cuda::MonarchTiledTable, cuda::MonarchRow::plain, cuda::MonarchRow::tile, cuda::MonarchRow::cluster, cuda::MonarchRow::head>();
   return op;
 }
 

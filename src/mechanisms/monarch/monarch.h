@@ -86,8 +86,6 @@ int64_t monarch_decode_workspace(const MonarchDecodeArgs& args, const Context& c
 LINNET_KERNELS(monarch, MonarchArgs, MonarchOut, MonarchGrads)
 LINNET_KERNELS(monarch_tiled, MonarchTiledArgs, MonarchOut, MonarchGrads)
 LINNET_KERNELS(monarch_decode, MonarchDecodeArgs, MonarchOut, MonarchNoGrads)
-LINNET_CUDA_KERNELS(monarch, MonarchArgs, MonarchOut, MonarchGrads)
-LINNET_CUDA_KERNELS(monarch_tiled, MonarchTiledArgs, MonarchOut, MonarchGrads)
 LINNET_CUDA_KERNELS(monarch_decode, MonarchDecodeArgs, MonarchOut, MonarchNoGrads)
 
 // The largest |logit| of a prepared call, which its tolerances grow with (tolerance.h).

@@ -2,6 +2,7 @@
 
 #include "core/op.h"
 #include "declare.h"
+#include "mechanisms/recurrence/cuda/dispatch.h"
 
 namespace linnet {
 namespace {
@@ -58,6 +59,29 @@ void declare_decay(Builder& op, View Args::*g, const RecurrenceMember& member) {
   if (member.g_head || general(member)) op.optional();
 }
 
+// The rows of the GPU's table that a member can use.
+template <class Rows, class Builder>
+void declare_rows(Builder& op, const RecurrenceMember& member) {
+  using cuda::Row;
+  const bool channels = member.decay == Decay::channel || member.decay == Decay::either;
+  const bool heads = member.decay != Decay::channel, plain = !member.beta || general(member);
+  op.template cuda_row<Rows, Row::step>().template cuda_row<Rows, Row::chunk>();
+  if (plain && heads) op.template cuda_row<Rows, Row::tile>();
+  if (plain && channels) op.template cuda_row<Rows, Row::channel>();
+  if (member.beta && channels) op.template cuda_row<Rows, Row::kda>();
+  if (member.beta && heads) op.template cuda_row<Rows, Row::delta>();
+}
+template <class Rows, class Builder>
+void declare_decode_rows(Builder& op, const RecurrenceMember& member) {
+  using cuda::Row;
+  op.template cuda_row<Rows, Row::step>();
+  if (!member.beta || general(member)) {  // several tokens; the delta rules need the state as it was
+    if (member.decay != Decay::channel) op.template cuda_row<Rows, Row::tile>();
+    if (member.decay == Decay::channel || general(member)) op.template cuda_row<Rows, Row::channel>();
+  }
+  op.template cuda_row<Rows, Row::decode>();
+}
+
 }  // namespace
 
 // clang-format off
@@ -103,8 +127,8 @@ Op declare_recurrence(const RecurrenceMember& member) {
       .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
       .cost<cost_recurrence>()
       .impl<ref::recurrence_forward, ref::recurrence_backward, ref::recurrence_workspace>("ref", always_available)
-      LINNET_ISA_IMPLS(recurrence)
-      .cuda<cuda::recurrence_forward, cuda::recurrence_backward, cuda::recurrence_workspace, cuda::recurrence_refuses>();
+      LINNET_ISA_IMPLS(recurrence);
+  declare_rows<cuda::RecurrenceRows>(op, member);
   if (member.g_head) op.check<check_decay_choice<RecurrenceArgs>>().grows_without({"g", "g_head"});
   if (general(member)) op.grows_without({"g", "beta"});
   const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
@@ -163,8 +187,8 @@ Op declare_recurrence_decode(const RecurrenceMember& member) {
       .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
       .cost<cost_decode>()
       .impl<ref::recurrence_decode_forward, nullptr, ref::recurrence_decode_workspace>("ref", always_available)
-      LINNET_ISA_IMPLS_FORWARD(recurrence_decode)
-      .cuda<cuda::recurrence_decode_forward, nullptr, cuda::recurrence_decode_workspace, cuda::recurrence_decode_refuses>();
+      LINNET_ISA_IMPLS_FORWARD(recurrence_decode);
+  declare_decode_rows<cuda::RecurrenceDecodeRows>(op, member);
   if (member.g_head) op.check<check_decay_choice<RecurrenceDecodeArgs>>();
   const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
   op.gpu_bench("B=16|256 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "dtype=bf16 pass=fwd");

@@ -1,14 +1,9 @@
-// Monarch attention on the GPU: which kernels run a call, and the memory between them.
-//
-//   head    16-bit, one step, at most 16 blocks of at most 16 tokens (N = 256): a head in one block of threads
-//   tile    16-bit, one step, at most 128 blocks of at most 128 tokens, widths up to 128: block and slot programs in one launch
-//   cluster 16-bit, one step, 33 to 64 whole blocks of 64 tokens, widths up to 64: a head in a cluster of 16 blocks of threads
-//   plain   everything else
-// Gradients of what tile takes (and head) are three launches of the same tiles.
+// Monarch attention on the GPU: the rows of its table, and the memory between their kernels.
+#include "dispatch.h"
+
 #include "cluster.h"
 #include "core/cuda.h"
 #include "mechanisms/monarch/grid.h"
-#include "mechanisms/monarch/monarch.h"
 #include "problem.h"
 
 namespace linnet::cuda {
@@ -49,12 +44,25 @@ bool is_16_bit(Dtype dtype) { return dtype == Dtype::bf16 || dtype == Dtype::f16
 bool is_aligned(const View& x) {
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride[0] % 8 == 0 && x.stride[1] % 8 == 0 && x.stride[2] % 8 == 0;
 }
-bool is_tuned(const MonarchGrid& g) {  // a positive scale: the largest score is then that of the largest product
-  return is_16_bit(g.q.dtype) && g.scale > 0 && g.steps == 1 && !g.causal && g.q_tiles == 1 && g.k_tiles == 1 && g.T == g.S &&
-         g.K % 8 == 0 && g.V % 8 == 0 && g.K > 0 && g.V > 0 && g.K <= 128 && g.V <= 128 && g.cols <= 128 && g.rows <= 128 &&
-         is_aligned(g.q) && is_aligned(g.k) && is_aligned(g.v);
+// Null when the kernels on matrix units take the call; a positive scale: the largest score is then that of the largest product.
+const char* tuned_refuses(const MonarchGrid& g) {
+  if (!is_16_bit(g.q.dtype)) return "its tensors are bf16 or f16";
+  if (!(g.scale > 0)) return "it takes a scale above 0";
+  if (g.steps != 1) return "it takes one step";
+  if (g.causal) return "it is not causal";
+  if (g.q_tiles != 1 || g.k_tiles != 1 || g.T != g.S) return "it takes as many queries as keys, in one tile";
+  if (g.K % 8 != 0 || g.V % 8 != 0 || g.K <= 0 || g.V <= 0 || g.K > 128 || g.V > 128) {
+    return "it takes channels of multiples of 8, at most 128";
+  }
+  if (g.cols > 128 || g.rows > 128) return "it takes at most 128 blocks of at most 128 tokens";
+  return is_aligned(g.q) && is_aligned(g.k) && is_aligned(g.v) ? nullptr
+                                                               : "rows of q, k or v do not lie at multiples of 16 bytes";
 }
-bool is_head(const MonarchGrid& g) { return is_tuned(g) && g.rows <= 16 && g.cols <= 16; }
+bool is_tuned(const MonarchGrid& g) { return tuned_refuses(g) == nullptr; }
+const char* head_refuses(const MonarchGrid& g) {
+  if (const char* reason = tuned_refuses(g)) return reason;
+  return g.rows <= 16 && g.cols <= 16 ? nullptr : "it takes at most 16 blocks of at most 16 tokens";
+}
 int64_t padded_width(const MonarchGrid& g) { return g.K <= 64 && g.V <= 64 ? 64 : 128; }
 
 struct TileShape {
@@ -113,10 +121,16 @@ Kernel cluster_kernel(const MonarchGrid& g) {
   return {"monarch/cuda/cluster", g.q.dtype == Dtype::bf16 ? "cluster_bf16" : "cluster_f16", kMonarchThreads, kMonarchBytes,
           kMonarchCluster};
 }
-bool is_cluster(const MonarchGrid& g) {  // below that scale entropies would leave the range of f16
-  return is_tuned(g) && g.scale >= 1e-7 && padded_width(g) == 64 && g.cols == 64 && g.rows > 32 && g.rows <= 64 &&
-         g.T == g.rows * g.cols && !g.mask.given() && has_positive_strides(g.q) && has_positive_strides(g.k) &&
-         has_positive_strides(g.v) && clusters_at_a_time(cluster_kernel(g)) > 0;
+const char* cluster_refuses(const MonarchGrid& g) {
+  if (const char* reason = tuned_refuses(g)) return reason;
+  if (g.scale < 1e-7) return "entropies would leave the range of f16 at a scale below 1e-7";
+  if (padded_width(g) != 64) return "it takes at most 64 channels";
+  if (g.cols != 64 || g.rows <= 32 || g.rows > 64 || g.T != g.rows * g.cols)
+    return "it takes 33 to 64 whole blocks of 64 tokens";
+  if (g.mask.given()) return "it has no mask";
+  if (!has_positive_strides(g.q) || !has_positive_strides(g.k) || !has_positive_strides(g.v))
+    return "it takes positive strides";
+  return clusters_at_a_time(cluster_kernel(g)) > 0 ? nullptr : "this GPU has no room for a cluster of 16 blocks of threads";
 }
 void run_cluster(const Launch& launch, const MonarchGrid& g, const MonarchProblem& p) {
   const uint64_t H = static_cast<uint64_t>(g.H), B = static_cast<uint64_t>(g.B), M = static_cast<uint64_t>(g.rows);
@@ -170,7 +184,6 @@ bool is_tuned(const MonarchGrid& g, const MonarchGrads& grads) {
   const auto fits = [&](const View& x) { return !x.given() || (x.dtype == g.q.dtype && is_aligned(x)); };
   return is_tuned(g) && fits(grads.dout) && fits(grads.dq) && fits(grads.dk) && fits(grads.dv);
 }
-bool is_head_gradients(const MonarchGrid& g) { return is_head(g) && padded_width(g) == 64; }
 void run_head_gradients(const Launch& launch, const MonarchGrid& g, const MonarchProblem& p) {
   const char* const name = g.q.dtype == Dtype::bf16 ? "head_gradients_bf16" : "head_gradients_f16";
   const int shared = 6 * 256 * 64 * 2 + 2 * 16 * 16 * 4 + 128;
@@ -217,16 +230,11 @@ Size size_for(int64_t longest) {
   const int64_t tile = int64_t{16} << index;
   return {index, tile, 4 * tile * (65 + 65 + tile + 1) + 8 * 8 * tile + 8 * 4 * tile};
 }
-void enqueue_plain(const Launch& launch, const char* image, const char* const (&names)[3], const Size& size, int64_t x,
-                   int64_t rows, void** parameters) {
-  const Grid grid = {x, (rows + size.tile - 1) / size.tile};
-  enqueue(launch, {image, names[size.index], 256, narrow(size.shared)}, grid, parameters);
-}
-template <class... Parameters>
+template <class... Types>
 void run_plain(const Launch& launch, const char* image, const char* const (&names)[3], const Size& size, int64_t x,
-               int64_t rows, const Parameters&... parameters) {
-  void* list[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
-  enqueue_plain(launch, image, names, size, x, rows, list);
+               int64_t rows, const Types&... parameters) {
+  const Grid grid = {x, (rows + size.tile - 1) / size.tile};
+  enqueue(launch, {image, names[size.index], 256, narrow(size.shared)}, grid, parameters...);
 }
 
 // What a chunk of `units` needs between the programs.
@@ -282,9 +290,8 @@ int64_t chunk_units(const MonarchGrid& g, Pass pass, int64_t bytes) {
   return least * (fit < 1 ? 1 : fit < groups ? fit : groups);
 }
 // Tuned gradients may turn out to be unreachable by 16-byte accesses: then the plain kernels work in the same memory.
-int64_t backward_bytes(const MonarchGrid& g) {
-  if (!is_tuned(g)) return kChunkBytes;
-  const int64_t tuned = is_head_gradients(g) ? 0 : saved_bytes(g, gradient_heads(g)),
+int64_t backward_bytes(MonarchRow row, const MonarchGrid& g) {
+  const int64_t tuned = row == MonarchRow::head ? 0 : saved_bytes(g, gradient_heads(g)),
                 least = chunk_bytes(g, least_units(g, Pass::backward), Pass::backward);
   return tuned > least ? tuned : least;
 }
@@ -369,8 +376,8 @@ void forward_plain(const Launch& launch, const MonarchGrid& g, const MonarchProb
 }
 
 // The factors of every step are rebuilt and kept, then the steps are walked back.
-void backward_plain(const Launch& launch, const MonarchGrid& g, const MonarchProblem& problem) {
-  const int64_t units = units_of(g), at_a_time = chunk_units(g, Pass::backward, backward_bytes(g));
+void backward_plain(const Launch& launch, const MonarchGrid& g, const MonarchProblem& problem, int64_t bytes_given) {
+  const int64_t units = units_of(g), at_a_time = chunk_units(g, Pass::backward, bytes_given);
   Arena arena(launch.workspace);
   const MonarchPassing pass = cut_passing(arena, g, at_a_time, Pass::backward);
   const int64_t before = arena.used(), bytes = step_bytes(g, at_a_time, Pass::backward);
@@ -399,32 +406,44 @@ void backward_plain(const Launch& launch, const MonarchGrid& g, const MonarchPro
 
 // ---- both forms ------------------------------------------------------------------------------------------------------------
 
-int64_t workspace(const MonarchGrid& g, Pass pass) {
-  const int64_t units = units_of(g);
-  if (units == 0) return 0;
-  if (pass == Pass::forward && (is_head(g) || is_cluster(g))) return 0;
-  if (pass == Pass::forward && is_tuned(g)) {
-    MonarchRing ring = ring_of(g);
-    Arena arena;
-    cut_ring(arena, g, &ring);
-    return arena.used();
+const char* refuses(MonarchRow row, const MonarchGrid& g, Pass pass) {
+  if (g.q.dtype == Dtype::f64) return "the CUDA kernels have no f64";
+  switch (row) {
+    case MonarchRow::plain: return nullptr;
+    case MonarchRow::tile: return tuned_refuses(g);
+    case MonarchRow::cluster: return pass == Pass::backward ? "it has no gradients of its own" : cluster_refuses(g);
+    case MonarchRow::head:
+      if (const char* reason = head_refuses(g)) return reason;
+      return pass == Pass::backward && padded_width(g) != 64 ? "its gradients take at most 64 channels" : nullptr;
   }
-  if (pass == Pass::forward) return chunk_bytes(g, chunk_units(g, pass, kChunkBytes), pass);
-  return is_tuned(g) ? backward_bytes(g) : chunk_bytes(g, chunk_units(g, pass, backward_bytes(g)), pass);
+  return nullptr;
 }
 
-void forward(const MonarchGrid& g, const MonarchOut& out, const Launch& launch) {
+int64_t workspace(MonarchRow row, const MonarchGrid& g, Pass pass) {
+  if (units_of(g) == 0) return 0;
+  if (row == MonarchRow::plain) return chunk_bytes(g, chunk_units(g, pass, kChunkBytes), pass);
+  if (pass == Pass::backward) return backward_bytes(row, g);
+  if (row != MonarchRow::tile) return 0;
+  MonarchRing ring = ring_of(g);
+  Arena arena;
+  cut_ring(arena, g, &ring);
+  return arena.used();
+}
+
+void forward(MonarchRow row, const MonarchGrid& g, const MonarchOut& out, const Launch& launch) {
   if (units_of(g) == 0 || g.V == 0) return;
   MonarchProblem p = problem_of(g);
   p.out = rows_of(out.out), p.lse = rows_of(out.lse);
   p.out_aligned = is_aligned(out.out);
-  if (is_head(g)) return run_head(launch, g, p);
-  if (is_cluster(g)) return run_cluster(launch, g, p);
-  if (is_tuned(g)) return run_tile(launch, g, p);
-  forward_plain(launch, g, p);
+  switch (row) {
+    case MonarchRow::plain: return forward_plain(launch, g, p);
+    case MonarchRow::tile: return run_tile(launch, g, p);
+    case MonarchRow::cluster: return run_cluster(launch, g, p);
+    case MonarchRow::head: return run_head(launch, g, p);
+  }
 }
 
-void backward(const MonarchGrid& g, const MonarchGrads& grads, const Launch& launch) {
+void backward(MonarchRow row, const MonarchGrid& g, const MonarchGrads& grads, const Launch& launch) {
   MonarchProblem p = problem_of(g);
   if (units_of(g) == 0) {
     const auto clear = [&](const View& x) {
@@ -439,33 +458,45 @@ void backward(const MonarchGrid& g, const MonarchGrads& grads, const Launch& lau
   }
   p.dout = rows_of(grads.dout), p.dlse = rows_of(grads.dlse);
   p.dq = rows_of(grads.dq), p.dk = rows_of(grads.dk), p.dv = rows_of(grads.dv);
-  if (is_tuned(g, grads) && is_head_gradients(g)) return run_head_gradients(launch, g, p);
-  if (is_tuned(g, grads)) return run_tile_gradients(launch, g, p);
-  backward_plain(launch, g, p);
+  if (row == MonarchRow::plain) return backward_plain(launch, g, p, kChunkBytes);
+  if (!is_tuned(g, grads)) return backward_plain(launch, g, p, backward_bytes(row, g));
+  return row == MonarchRow::head ? run_head_gradients(launch, g, p) : run_tile_gradients(launch, g, p);
 }
-
-const char* refuses(const View& q) { return q.dtype == Dtype::f64 ? "the CUDA kernels have no f64" : nullptr; }
 
 }  // namespace
 
-const char* monarch_refuses(const MonarchArgs& args, Pass) { return refuses(args.q); }
-int64_t monarch_workspace(const MonarchArgs& args, Pass pass, int) { return workspace(monarch_grid(args), pass); }
-void monarch_forward(const MonarchArgs& args, const MonarchOut& out, const Launch& launch) {
-  forward(monarch_grid(args), out, launch);
+const char* MonarchTable::refuses(MonarchRow row, const MonarchArgs& args, const MonarchOut*, Pass pass) {
+  return cuda::refuses(row, monarch_grid(args), pass);
 }
-void monarch_backward(const MonarchArgs& args, const MonarchOut&, const MonarchGrads& grads, const Launch& launch) {
-  backward(monarch_grid(args), grads, launch);
+int64_t MonarchTable::workspace(MonarchRow row, const MonarchArgs& args, Pass pass) {
+  return cuda::workspace(row, monarch_grid(args), pass);
 }
-const char* monarch_tiled_refuses(const MonarchTiledArgs& args, Pass) { return refuses(args.q); }
-int64_t monarch_tiled_workspace(const MonarchTiledArgs& args, Pass pass, int) { return workspace(monarch_grid(args), pass); }
-void monarch_tiled_forward(const MonarchTiledArgs& args, const MonarchOut& out, const Launch& launch) {
-  forward(monarch_grid(args), out, launch);
+void MonarchTable::forward(MonarchRow row, const MonarchArgs& args, const MonarchOut& out, const Launch& launch) {
+  cuda::forward(row, monarch_grid(args), out, launch);
 }
+void MonarchTable::backward(MonarchRow row, const MonarchArgs& args, const MonarchOut&, const MonarchGrads& grads,
+                            const Launch& launch) {
+  cuda::backward(row, monarch_grid(args), grads, launch);
+}
+const char* MonarchTiledTable::refuses(MonarchRow row, const MonarchTiledArgs& args, const MonarchOut*, Pass pass) {
+  return cuda::refuses(row, monarch_grid(args), pass);
+}
+int64_t MonarchTiledTable::workspace(MonarchRow row, const MonarchTiledArgs& args, Pass pass) {
+  return cuda::workspace(row, monarch_grid(args), pass);
+}
+void MonarchTiledTable::forward(MonarchRow row, const MonarchTiledArgs& args, const MonarchOut& out, const Launch& launch) {
+  cuda::forward(row, monarch_grid(args), out, launch);
+}
+void MonarchTiledTable::backward(MonarchRow row, const MonarchTiledArgs& args, const MonarchOut&, const MonarchGrads& grads,
+                                 const Launch& launch) {
+  cuda::backward(row, monarch_grid(args), grads, launch);
+}
+
 const char* monarch_decode_refuses(const MonarchDecodeArgs& args, Pass) {
   if (args.a.size[3] + (1 + kDecodeWarps) * args.q_block.size[1] > kMaxDecodeFloats) {
     return "the CUDA kernel keeps 9 numbers for each token of a block and 1 for each block in 200 KiB";
   }
-  return refuses(args.q);
+  return args.q.dtype == Dtype::f64 ? "the CUDA kernels have no f64" : nullptr;
 }
 int64_t monarch_decode_workspace(const MonarchDecodeArgs&, Pass, int) { return 0; }
 void monarch_decode_forward(const MonarchDecodeArgs& args, const MonarchOut& out, const Launch& launch) {
@@ -488,9 +519,6 @@ void monarch_decode_forward(const MonarchDecodeArgs& args, const MonarchOut& out
   const int shared = 4 * (call.M + (1 + kDecodeWarps) * call.block);
   enqueue(launch, {"monarch/cuda/decode", "decode", 32 * kDecodeWarps, shared}, {call.B * call.H}, call);
   enqueue(launch, {"monarch/cuda/decode", "decode_lengths", 256}, {}, call);
-}
-void monarch_tiled_backward(const MonarchTiledArgs& args, const MonarchOut&, const MonarchGrads& grads, const Launch& launch) {
-  backward(monarch_grid(args), grads, launch);
 }
 
 }  // namespace linnet::cuda

@@ -1,12 +1,13 @@
 // The recurrence family on the GPU: every call is one engine; gradients are several (tile/gradients.h), or the kernels of
 // the delta rules and of decays per channel, or, for whatever these do not take, go token by token (plain/plain.h).
+#include "mechanisms/recurrence/cuda/dispatch.h"
+
 #include "mechanisms/recurrence/cuda/channel/launch.h"
 #include "mechanisms/recurrence/cuda/chunk/gradients.h"
-#include "mechanisms/recurrence/cuda/delta/launch.h"
-#include "mechanisms/recurrence/cuda/kda/launch.h"
+#include "mechanisms/recurrence/cuda/chunk/launch.h"
 #include "mechanisms/recurrence/cuda/plain/plain.h"
 #include "mechanisms/recurrence/cuda/tile/gradients.h"
-#include "mechanisms/recurrence/recurrence.h"
+#include "mechanisms/recurrence/cuda/tile/launch.h"
 #include "mechanisms/recurrence/shape.h"
 #include "mechanisms/shared/copy_rows.h"
 
@@ -62,22 +63,56 @@ const char* refuses(const Args& args) {
   return nullptr;
 }
 
-}  // namespace
+// Without beta, one decay for all channels: dq, dk and dv are walks of the engine, on whichever row takes each.
+const char* walks_refuse(const Engine& e) {
+  if (e.beta.data != nullptr) return "its gradients have no delta rule (beta)";
+  if (e.g_width > 1) return "its gradients have one decay for all channels of a head";
+  if (e.l2_norm) return "its gradients do not normalise q and k (l2_norm)";
+  if (e.scale == 0) return "its gradients are in units of the scale, which is 0";
+  return e.V <= kMaxStepWidth ? nullptr : "its gradients take values of at most 256 channels";
+}
 
-const char* recurrence_refuses(const RecurrenceArgs& args, Pass) { return refuses(args); }
+// The forward's engine with results that the tiles can write to: those of a backward have copies where they cannot.
+const char* tiles_refuse_walks(const Engine& base) {
+  Engine e = base;
+  e.out = assumed_rows(e.T, e.H, e.V, e.q.dtype);
+  const char* reason = walks_refuse(e);
+  return reason != nullptr ? reason : tile_refuses(e);
+}
 
-namespace {
-
-// Which kernels take the gradients of a call.
-enum class Way { walks, delta, chunks, channels, kda, plain };
-Way way_of(const Engine& e) {
-  const bool scaled = e.scale != 0;  // the others carry gradients of the state in units of the scale
-  if (e.beta.data != nullptr) {
-    if (is_delta(e) && e.q.dtype == Dtype::bf16) return Way::delta;
-    return e.g_width <= 1 && !e.l2_norm ? Way::chunks : has_kda_gradients(e) ? Way::kda : Way::plain;
+const char* gradients_refuse(Row row, const Engine& e) {
+  switch (row) {
+    case Row::step: return nullptr;
+    case Row::chunk:
+      if (e.beta.data != nullptr) {
+        if (e.g_width > 1) return "its decays are one for all channels of a head";
+        return e.l2_norm ? "it does not normalise q and k (l2_norm)" : nullptr;
+      }
+      if (const char* reason = walks_refuse(e)) return reason;
+      return has_chunks(e) ? nullptr : "its walks run on the chunks of 1 to 128 channels, and not where the matrix units do";
+    case Row::tile: return tiles_refuse_walks(e);
+    case Row::channel:
+      return e.scale == 0 ? "its gradients are in units of the scale, which is 0" : channel_gradients_refuse(e);
+    case Row::kda: return kda_gradients_refuse(e);
+    case Row::delta: return e.q.dtype == Dtype::f16 ? "its gradients are in bf16" : delta_shape_refuses(e);
+    case Row::decode: break;
   }
-  if (e.g_width > 1) return scaled && has_channel_gradients(e) ? Way::channels : Way::plain;
-  return scaled && !e.l2_norm && e.V <= kMaxStepWidth ? Way::walks : Way::plain;
+  return "it has no gradients";
+}
+
+// How a row has the gradients of a call.
+enum class Way { walks, delta, chunks, channels, kda, plain };
+Way way_of(Row row, const Engine& e) {
+  switch (row) {
+    case Row::delta: return Way::delta;
+    case Row::kda: return Way::kda;
+    case Row::channel: return Way::channels;
+    case Row::chunk: return e.beta.data != nullptr ? Way::chunks : Way::walks;
+    case Row::tile: return Way::walks;
+    case Row::step:
+    case Row::decode: break;
+  }
+  return walks_refuse(e) == nullptr ? Way::walks : Way::plain;
 }
 
 // The gradients with beta: operands where the copy engine can read them (those of chunks need not), results where they can be
@@ -89,7 +124,7 @@ struct DeltaCall {
   DeltaScratch scratch;
   DeltaChunkScratch chunks;
 };
-DeltaCall cut_call(Arena& arena, const RecurrenceArgs& args) {
+DeltaCall cut_call(Arena& arena, const RecurrenceArgs& args, bool chunks) {
   const RecurrenceShape s = recurrence_shape(args);
   DeltaCall call;
   call.e = forward_engine(args);
@@ -97,7 +132,7 @@ DeltaCall cut_call(Arena& arena, const RecurrenceArgs& args) {
   if (s.Hq != s.H) call.dq = arena.take<float>(tokens * s.H * s.K);
   if (s.Hk != s.H) call.dk = arena.take<float>(tokens * s.H * s.K);
   if (s.Hv != s.H) call.dv = arena.take<float>(tokens * s.H * s.V);
-  if (way_of(call.e) == Way::chunks) {
+  if (chunks) {
     call.chunks = cut_delta_chunks(arena, call.e);
     return call;
   }
@@ -112,14 +147,14 @@ DeltaCall cut_call(Arena& arena, const RecurrenceArgs& args) {
   return call;
 }
 
-void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, const Launch& launch) {
+void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, const Launch& launch, bool chunks) {
   const RecurrenceShape s = recurrence_shape(args);
   if (s.N == 0 || s.T == 0) {
     copy_states(launch, states_of(grads.dinitial_state), states_of(grads.dfinal_state), s.N, s.H, s.K, s.V);
     return;
   }
   Arena arena(launch.workspace);
-  DeltaCall call = cut_call(arena, args);
+  DeltaCall call = cut_call(arena, args, chunks);
   const auto copied = [&](const Rows& from, uint16_t* to, int64_t heads, int64_t width) {
     Rows rows = {to, s.T * heads * width, heads * width, width, static_cast<int32_t>(s.H / heads), args.q.dtype, Map::identity};
     copy_rows(launch, rows, from, s.B, s.T, heads, width);
@@ -131,7 +166,6 @@ void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, co
   call.e.initial = states_of(args.initial_state);
   DeltaGradients d;
   d.dout = rows_of(grads.dout, s.H);
-  const bool chunks = way_of(call.e) == Way::chunks;
   if (!chunks && !is_aligned(d.dout, args.q.dtype)) d.dout = copied(d.dout, call.dout, s.H, s.V);
   const auto result = [&](const View& view, float* parts, int64_t width) {
     return view.given() && parts != nullptr ? dense_rows(parts, s.T, s.H, width) : rows_of(view, s.H);
@@ -159,16 +193,27 @@ void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, co
 
 }  // namespace
 
-int64_t recurrence_workspace(const RecurrenceArgs& args, Pass pass, int) {
+const char* RecurrenceRows::refuses(Row row, const RecurrenceArgs& args, const RecurrenceOut* out, Pass pass) {
+  if (const char* reason = cuda::refuses(args)) return reason;
+  Engine e = forward_engine(args);
+  if (e.H == 0) return nullptr;  // every result is empty
+  if (pass == Pass::backward) return gradients_refuse(row, e);
+  e.out = out == nullptr ? assumed_rows(e.T, e.H, e.V, args.q.dtype) : rows_of(out->out, e.H);
+  e.initial = states_of(args.initial_state);
+  if (out != nullptr) e.final = states_of(out->final_state);
+  return row_refuses(row, e);
+}
+
+int64_t RecurrenceRows::workspace(Row row, const RecurrenceArgs& args, Pass pass) {
   const Engine e = forward_engine(args);
   Arena arena;
   if (pass == Pass::forward) {
-    cut_engine(arena, e);
+    cut_engine(arena, row, e);
   } else {
-    switch (way_of(e)) {
+    switch (way_of(row, e)) {
       case Way::walks: cut_gradients(arena, e, is_grouped(args)); break;
-      case Way::delta:
-      case Way::chunks: cut_call(arena, args); break;
+      case Way::delta: cut_call(arena, args, false); break;
+      case Way::chunks: cut_call(arena, args, true); break;
       case Way::channels: cut_channel_gradients(arena, e); break;
       case Way::kda: cut_kda_gradients(arena, e); break;
       case Way::plain: cut_plain(arena, e); break;
@@ -177,26 +222,27 @@ int64_t recurrence_workspace(const RecurrenceArgs& args, Pass pass, int) {
   return arena.used();
 }
 
-void recurrence_forward(const RecurrenceArgs& args, const RecurrenceOut& out, const Launch& launch) {
+void RecurrenceRows::forward(Row row, const RecurrenceArgs& args, const RecurrenceOut& out, const Launch& launch) {
   Engine e = forward_engine(args);
   if (e.H == 0) return;  // every result is empty
   e.out = rows_of(out.out, e.H);
   e.initial = states_of(args.initial_state);
   e.final = states_of(out.final_state);
   Arena arena(launch.workspace);
-  run_engine(launch, e, cut_engine(arena, e));
+  run_engine(launch, row, e, cut_engine(arena, row, e));
 }
 
-void recurrence_backward(const RecurrenceArgs& args, const RecurrenceOut&, const RecurrenceGrads& grads, const Launch& launch) {
-  const Engine base = forward_engine(args);
+void RecurrenceRows::backward(Row row, const RecurrenceArgs& args, const RecurrenceOut&, const RecurrenceGrads& grads,
+                              const Launch& launch) {
+  Engine base = forward_engine(args);
   if (base.H == 0) return;  // every gradient is empty
   const States initial = states_of(args.initial_state), dfinal = states_of(grads.dfinal_state);
   const States dinitial = states_of(grads.dinitial_state);
   const Rows dout = rows_of(grads.dout, base.H);
   Arena arena(launch.workspace);
-  switch (way_of(base)) {
-    case Way::delta:
-    case Way::chunks: return delta_backward(args, grads, launch);
+  switch (way_of(row, base)) {
+    case Way::delta: return delta_backward(args, grads, launch, false);
+    case Way::chunks: return delta_backward(args, grads, launch, true);
     case Way::channels: {
       const ChannelGradients g = {base, dout, grads.dq, grads.dk, grads.dv, grads.dg, initial, dfinal, dinitial};
       return run_channel_gradients(launch, g, cut_channel_gradients(arena, base));
@@ -214,19 +260,36 @@ void recurrence_backward(const RecurrenceArgs& args, const RecurrenceOut&, const
     }
     case Way::walks: break;
   }
+  // Asked for by name where the tiles would do.
+  if (row == Row::step && tiles_refuse_walks(base) == nullptr) base.untiled = true;
   const Gradients g = {base,          dout,    grads.dq, grads.dk, grads.dv, scalars_of(grads.dg),
                        grads.dg_head, initial, dfinal,   dinitial};
   run_gradients(launch, g, cut_gradients(arena, base, is_grouped(args)));
 }
 
-const char* recurrence_decode_refuses(const RecurrenceDecodeArgs& args, Pass) { return refuses(args); }
-int64_t recurrence_decode_workspace(const RecurrenceDecodeArgs&, Pass, int) { return 0; }
-void recurrence_decode_forward(const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& out, const Launch& launch) {
+namespace {
+
+Engine decode_engine(const RecurrenceDecodeArgs& args, const Rows& out) {
   Engine e = engine_of(args, recurrence_shape(args));
-  if (e.H == 0) return;
-  e.out = rows_of(out.out, e.H);
+  e.out = out;
   e.initial = e.final = states_of(args.state);
-  run_engine(launch, e, {});
+  return e;
+}
+
+}  // namespace
+
+const char* RecurrenceDecodeRows::refuses(Row row, const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut* out, Pass) {
+  if (const char* reason = cuda::refuses(args)) return reason;
+  const RecurrenceShape s = recurrence_shape(args);
+  if (s.H == 0) return nullptr;  // every result is empty
+  return row_refuses(row,
+                     decode_engine(args, out == nullptr ? assumed_rows(s.T, s.H, s.V, args.q.dtype) : rows_of(out->out, s.H)));
+}
+
+void RecurrenceDecodeRows::forward(Row row, const RecurrenceDecodeArgs& args, const RecurrenceDecodeOut& out,
+                                   const Launch& launch) {
+  const Engine e = decode_engine(args, rows_of(out.out, recurrence_shape(args).H));
+  if (e.H > 0) run_engine(launch, row, e, {});
 }
 
 }  // namespace linnet::cuda

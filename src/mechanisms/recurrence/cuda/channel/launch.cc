@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "mechanisms/recurrence/cuda/tile/launch.h"
 #include "mechanisms/shared/copy_rows.h"
 
 namespace linnet::cuda {
@@ -21,7 +22,12 @@ bool has_gate_rows(const Rows& g) {
   return reinterpret_cast<uintptr_t>(g.data) % 16 == 0 && g.stride_b % piece == 0 && g.stride_t % piece == 0 &&
          g.stride_h % piece == 0 && g.stride_b >= 0 && g.stride_t > 0 && g.stride_h > 0;
 }
-bool has_channels(const Engine& e) { return e.g_width > 1 && e.q.dtype == Dtype::bf16 && has_tiles(e) && has_gate_rows(e.g); }
+const char* channels_refuse(const Engine& e) {
+  if (e.g_width <= 1) return "its decays are one for each channel";
+  if (e.q.dtype != Dtype::bf16) return "its tensors are bf16";
+  if (const char* reason = tiles_refuse(e)) return reason;
+  return has_gate_rows(e.g) ? nullptr : "rows of g do not lie at multiples of 16 bytes";
+}
 
 namespace {
 
@@ -42,7 +48,7 @@ void refuse(const Launch& launch) { *launch.error = "a tensor has no description
 
 // A walk over whole sequences or, where they are long, over their segments: without reads when nothing is read, and then what
 // it keeps of every chunk is the point.
-void walk_channels(const Launch& launch, const Engine& e, const EngineScratch& scratch, char* kept) {
+void walk_channels(const Launch& launch, const Engine& e, float* segment_states, char* kept) {
   const bool reads = kept == nullptr;
   ChannelTile tile;
   tile.e = e;
@@ -58,8 +64,8 @@ void walk_channels(const Launch& launch, const Engine& e, const EngineScratch& s
   const Kernel states = {kImage, kStates[e.K == 128][e.V == 128], threads, bytes};
   const int64_t segments = tile_segments(e), heads = e.N * e.H;
   if (segments > 1) {
-    tile.states = scratch.segments;
-    tile.decays = scratch.segments + (segments - 1) * heads * e.K * e.V;
+    tile.states = segment_states;
+    tile.decays = segment_states + (segments - 1) * heads * e.K * e.V;
     tile.phase = 1;
     enqueue(launch, states, {heads, segments - 1}, tile);
     const int count = static_cast<int>(segments - 1);
@@ -73,15 +79,19 @@ void walk_channels(const Launch& launch, const Engine& e, const EngineScratch& s
 
 }  // namespace
 
-bool is_channel(const Engine& e) { return has_channels(e) && e.beta.data == nullptr && !e.reverse; }
-void run_channels(const Launch& launch, const Engine& e, const EngineScratch& scratch) {
-  walk_channels(launch, e, scratch, nullptr);
+const char* channel_refuses(const Engine& e) {
+  if (e.beta.data != nullptr) return "it has no delta rule (beta)";
+  if (e.reverse) return "it runs forwards";
+  return channels_refuse(e);
 }
+void run_channels(const Launch& launch, const Engine& e, float* segments) { walk_channels(launch, e, segments, nullptr); }
 
-bool has_channel_gradients(const Engine& e) {
-  const auto fits = [](int32_t width) { return width == 64 || width == 128; };
-  return e.g_width > 1 && e.beta.data == nullptr && e.q.dtype == Dtype::bf16 && e.k.dtype == Dtype::bf16 && fits(e.K) &&
-         fits(e.V) && e.N > 0 && e.T > 0;
+const char* channel_gradients_refuse(const Engine& e) {
+  if (e.beta.data != nullptr) return "it has no delta rule (beta)";
+  if (e.g_width <= 1) return "its decays are one for each channel";
+  if (e.q.dtype != Dtype::bf16 || e.k.dtype != Dtype::bf16) return "its tensors are bf16";
+  if (!is_tile_width(e.K) || !is_tile_width(e.V)) return "it takes 64 or 128 channels of keys and of values";
+  return e.N > 0 && e.T > 0 ? nullptr : "there are no tokens";
 }
 
 ChannelRows cut_rows(Arena& arena, const Engine& e) {
@@ -130,7 +140,7 @@ ChannelScratch cut_channel_gradients(Arena& arena, const Engine& e) {
   scratch.states = arena.take<char>(chunks * e.K * e.V * 2);
   scratch.later = arena.take<char>(chunks * e.K * e.V * 2);
   scratch.exact = arena.take<int32_t>(chunks * gradient_parts(e.K, false));
-  scratch.engine = cut_engine(arena, e);
+  scratch.segments = cut_segments(arena, e);
   return scratch;
 }
 
@@ -142,7 +152,7 @@ void run_channel_gradients(const Launch& launch, const ChannelGradients& g, cons
 
   Engine forwards = base;
   forwards.initial = g.initial;
-  walk_channels(launch, forwards, scratch.engine, scratch.states);
+  walk_channels(launch, forwards, scratch.segments, scratch.states);
   // In reverse: the later tokens' gradient of the state, in units of the scale.
   Engine backwards = base;
   backwards.k = base.q;
@@ -152,7 +162,7 @@ void run_channel_gradients(const Launch& launch, const ChannelGradients& g, cons
   backwards.in_factor = 1 / base.scale;
   backwards.final = g.dinitial;
   backwards.out_factor = base.scale;
-  walk_channels(launch, backwards, scratch.engine, scratch.later);
+  walk_channels(launch, backwards, scratch.segments, scratch.later);
 
   ChannelGradient t;
   t.states = scratch.states;

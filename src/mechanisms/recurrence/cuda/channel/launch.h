@@ -6,12 +6,12 @@
 
 namespace linnet::cuda {
 
-// Rows for the kernels with a decay per channel, and their gates' description.
-bool has_channels(const Engine& engine);
+// Null for rows that the kernels with a decay per channel take; and their gates' description.
+const char* channels_refuse(const Engine& engine);
 bool encode_gates(TensorMap* map, const Engine& engine);
 // bf16, whose exponents are those of f32; K and V of 64 or 128; g as bf16 or f32 in rows of 16 bytes; no beta.
-bool is_channel(const Engine& engine);
-void run_channels(const Launch& launch, const Engine& engine, const EngineScratch& scratch);
+const char* channel_refuses(const Engine& engine);
+void run_channels(const Launch& launch, const Engine& engine, float* segments);
 
 // The gradients of such a call. Views that are absent are not wanted.
 struct ChannelGradients {
@@ -41,9 +41,10 @@ struct ChannelScratch {
   ChannelRows rows;
   char *states = nullptr, *later = nullptr;  // kept states
   int32_t* exact = nullptr;
-  EngineScratch engine;
+  float* segments = nullptr;
 };
-bool has_channel_gradients(const Engine& base);
+const char* channel_gradients_refuse(const Engine& base);
+inline bool has_channel_gradients(const Engine& base) { return channel_gradients_refuse(base) == nullptr; }
 ChannelScratch cut_channel_gradients(Arena& arena, const Engine& base);
 void run_channel_gradients(const Launch& launch, const ChannelGradients& gradients, const ChannelScratch& scratch);
 

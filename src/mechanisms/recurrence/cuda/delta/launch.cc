@@ -1,6 +1,6 @@
 #include "mechanisms/recurrence/cuda/delta/launch.h"
 
-#include "mechanisms/recurrence/cuda/chunk/gradients.h"
+#include "mechanisms/recurrence/cuda/tile/launch.h"
 
 namespace linnet::cuda {
 namespace {
@@ -61,9 +61,18 @@ void prepare(const Launch& launch, Delta& delta, bool early) {
 
 }  // namespace
 
-bool is_delta(const Engine& e) {
-  return e.beta.data != nullptr && (e.q.dtype == Dtype::bf16 || e.q.dtype == Dtype::f16) && e.K == e.V &&
-         (e.K == 64 || e.K == 128) && e.g_width <= 1 && !e.reverse && !e.l2_norm && e.N > 0 && e.T > 0;
+const char* delta_shape_refuses(const Engine& e) {
+  if (e.beta.data == nullptr) return "it has the delta rule alone: there is no beta";
+  if (e.g_width > 1) return "its decays are one for all channels of a head";
+  if (e.l2_norm) return "it does not normalise q and k (l2_norm)";
+  if (!is_16_bit(e.q.dtype)) return "its tensors are bf16 or f16";
+  if (e.K != e.V || !is_tile_width(e.K)) return "it takes as many channels of keys as of values, 64 or 128";
+  if (e.reverse) return "it runs forwards";
+  return e.N > 0 && e.T > 0 ? nullptr : "there are no tokens";
+}
+const char* delta_refuses(const Engine& e) {
+  const char* reason = delta_shape_refuses(e);
+  return reason != nullptr ? reason : tiles_refuse(e);
 }
 
 DeltaScratch cut_delta(Arena& arena, const Engine& e, bool gradients) {
@@ -133,31 +142,6 @@ void run_delta_gradients(const Launch& launch, const Engine& e, const DeltaGradi
   const int64_t chunks = delta_slots(e) * e.H, blocks = multiprocessor_count();
   enqueue(launch, {"recurrence/cuda/delta/gradients", name_of(kGradients, e), 640, gradients_shared_bytes(e.K)},
           {chunks < blocks ? chunks : blocks}, delta);
-}
-
-DeltaChunkScratch cut_delta_chunks(Arena& arena, const Engine& e) {
-  const int64_t images = chunk_slots(e) * e.H, state = static_cast<int64_t>(e.K) * e.V;
-  DeltaChunkScratch scratch;
-  scratch.states = arena.take<float>(images * state);
-  scratch.dstates = arena.take<float>(images * state);
-  scratch.residuals = arena.take<float>(images * kDeltaChunk * e.V);
-  scratch.adjoints = arena.take<float>(images * kDeltaChunk * e.V);
-  return scratch;
-}
-
-void run_delta_chunks(const Launch& launch, const Engine& e, const DeltaGradients& gradients,
-                      const DeltaChunkScratch& scratch) {
-  const DeltaChunks chunks = {e, gradients, scratch.states, scratch.dstates, scratch.residuals, scratch.adjoints};
-  static constexpr const char* kNames[3][3] = {{"record_64", "reverse_64", "gradients_64"},
-                                               {"record_128", "reverse_128", "gradients_128"},
-                                               {"record_256", "reverse_256", "gradients_256"}};
-  constexpr const char* kImage = "recurrence/cuda/chunk/gradients";
-  const int size = e.K <= 64 ? 0 : e.K <= 128 ? 1 : 2, width = 64 << size;
-  const int64_t heads = e.N * e.H, columns = (e.V + kDeltaColumns - 1) / kDeltaColumns;
-  enqueue(launch, {kImage, kNames[size][0], 256, chunk_walk_bytes(width)}, {heads, columns}, chunks);
-  enqueue(launch, {kImage, kNames[size][1], 256, chunk_walk_bytes(width)}, {heads, columns}, chunks);
-  enqueue(launch, {kImage, kNames[size][2], 256, chunk_gradients_bytes(width)}, {heads, (e.T + kDeltaChunk - 1) / kDeltaChunk},
-          chunks);
 }
 
 }  // namespace linnet::cuda

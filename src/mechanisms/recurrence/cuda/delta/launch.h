@@ -6,8 +6,19 @@
 
 namespace linnet::cuda {
 
-// Whether its kernels know this type, width and decay; the rows must also be such that the copy engine can address them.
-bool is_delta(const Engine& e);
+struct DeltaScratch {  // delta.h
+  char *inverse = nullptr, *inverse_transposed = nullptr;
+  char *states = nullptr, *dstates = nullptr, *residuals = nullptr, *adjoints = nullptr;
+  float* bounds = nullptr;
+  float *maps = nullptr, *dmaps = nullptr;
+  int32_t* forgets = nullptr;
+};
+
+// Null when its kernels know this type, width and decay; a forward's rows must also be such that the copy engine can address
+// them (delta_refuses), a backward copies those that are not.
+const char* delta_shape_refuses(const Engine& e);
+inline bool is_delta(const Engine& e) { return delta_shape_refuses(e) == nullptr; }
+const char* delta_refuses(const Engine& e);
 DeltaScratch cut_delta(Arena& arena, const Engine& e, bool gradients);
 void run_delta(const Launch& launch, const Engine& e, const DeltaScratch& scratch);
 

@@ -7,9 +7,12 @@ namespace {
 
 int64_t segments_of_kda(const Engine& e) { return e.T <= kLongest ? 1 : (e.T + kKdaSegment - 1) / kKdaSegment; }
 
-bool fits_kda(const Engine& e) {
-  return e.beta.data != nullptr && e.g_width > 1 && e.q.dtype == Dtype::bf16 && e.K == e.V && (e.K == 64 || e.K == 128) &&
-         !e.l2_norm;
+const char* shape_refuses(const Engine& e) {
+  if (e.beta.data == nullptr) return "it has the delta rule alone: there is no beta";
+  if (e.g_width <= 1) return "its decays are one for each channel";
+  if (e.l2_norm) return "it does not normalise q and k (l2_norm)";
+  if (e.q.dtype != Dtype::bf16) return "its tensors are bf16";
+  return e.K == e.V && is_tile_width(e.K) ? nullptr : "it takes as many channels of keys as of values, 64 or 128";
 }
 
 KdaScratch cut_images(Arena& arena, const Engine& e, int image) {
@@ -62,9 +65,14 @@ void prepare(const Launch& launch, Kda& t) {
 
 }  // namespace
 
-bool is_kda(const Engine& e) { return e.beta.data != nullptr && e.K == e.V && has_channels(e) && !e.reverse; }
+const char* kda_refuses(const Engine& e) {
+  if (const char* reason = shape_refuses(e)) return reason;
+  return e.reverse ? "it runs forwards" : channels_refuse(e);
+}
 
-KdaScratch cut_kda(Arena& arena, const Engine& e) { return fits_kda(e) ? cut_images(arena, e, kda_images(e.K)) : KdaScratch(); }
+KdaScratch cut_kda(Arena& arena, const Engine& e) {
+  return shape_refuses(e) == nullptr ? cut_images(arena, e, kda_images(e.K)) : KdaScratch();
+}
 
 void run_kda(const Launch& launch, const Engine& e, const KdaScratch& scratch) {
   Kda t;
@@ -75,8 +83,11 @@ void run_kda(const Launch& launch, const Engine& e, const KdaScratch& scratch) {
           {e.N * e.H, segments_of_kda(e)}, t);
 }
 
-bool has_kda_gradients(const Engine& e) {
-  return fits_kda(e) && e.k.dtype == Dtype::bf16 && e.g.dtype != Dtype::f16 && e.N > 0 && e.T > 0;
+const char* kda_gradients_refuse(const Engine& e) {
+  if (const char* reason = shape_refuses(e)) return reason;
+  if (e.k.dtype != Dtype::bf16) return "its tensors are bf16";
+  if (e.g.dtype == Dtype::f16) return "its g is bf16 or f32";
+  return e.N > 0 && e.T > 0 ? nullptr : "there are no tokens";
 }
 
 KdaBackScratch cut_kda_gradients(Arena& arena, const Engine& e) {

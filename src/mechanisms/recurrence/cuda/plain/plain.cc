@@ -48,8 +48,7 @@ void run_plain(const Launch& launch, const PlainGradients& g, const PlainScratch
   walk.q.group = 1;
   walk.initial = g.initial;
   walk.saved = scratch.states;
-  walk.untiled = true;
-  run_engine(launch, walk, {});
+  run_steps(launch, walk);
 
   Plain plain;
   plain.e = base;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "mechanisms/recurrence/cuda/tile/launch.h"
+
 namespace linnet::cuda {
 namespace {
 

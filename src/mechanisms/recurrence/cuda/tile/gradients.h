@@ -13,7 +13,7 @@
 // chunk of a head (gradients.cu).
 #pragma once
 
-#include "mechanisms/recurrence/cuda/launch.h"
+#include "mechanisms/recurrence/cuda/rows.h"
 
 namespace linnet::cuda {
 
