@@ -32,10 +32,6 @@ Status check_quantised(const DenseQuantisedArgs& args, const Dims& dims) {
     return bad_input("dense_quantised: outputs is " + std::to_string(args.outputs) + ", expected " + std::to_string(least) +
                      " to " + std::to_string(16 * panels) + " (codes has " + std::to_string(panels) + " panels of 16)");
   }
-  if (args.offset.given() && args.offset.dtype != args.scale.dtype) {
-    return bad_input(std::string("dense_quantised: offset is ") + dtype_name(args.offset.dtype) + ", expected " +
-                     dtype_name(args.scale.dtype) + " (same as scale)");
-  }
   return {};
 }
 

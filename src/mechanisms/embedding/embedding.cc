@@ -1,7 +1,5 @@
 #include "embedding.h"
 
-#include <string>
-
 #include "core/op.h"
 
 namespace linnet {
@@ -15,12 +13,6 @@ Cost cost_embedding(const EmbeddingArgs& args, const Dims&, Pass) {
 }
 Cost cost_quantised(const EmbeddingQuantisedArgs& args, const Dims&, Pass) {
   return cost_rows(static_cast<double>(args.ids.elements()), 32 * static_cast<double>(args.codes.size[1]), args.scales);
-}
-
-Status check_quantised(const EmbeddingQuantisedArgs& args, const Dims&) {
-  if (!args.offset.given() || args.offset.dtype == args.scales.dtype) return {};
-  return bad_input(std::string("embedding_quantised: offset is ") + dtype_name(args.offset.dtype) + ", expected " +
-                   dtype_name(args.scales.dtype) + " (same as scales)");
 }
 
 }  // namespace
@@ -58,7 +50,6 @@ const Op& embedding_quantised_op() {
           .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies every row").sampled_to(100)
           .letter("W", "16")
           .letter_by("C", "bits", {{"8", "512"}, {"4", "256"}})
-          .check<check_quantised>()
           .cost<cost_quantised>()
           .bench("B=1 T=512 panels=3072 groups=18 bits=8|4 dtype=f32 pass=fwd")
           .impl<ref::embedding_quantised_forward, nullptr, ref::embedding_quantised_workspace>("ref", always_available)
