@@ -119,6 +119,7 @@ LINNET_API void linnet_task_free(linnet_task* task);  // NULL is allowed
 }
 #endif
 
+#include "linnet_c_layers.h"
 #include "linnet_c_runtime.h"
 
 #endif

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "check/layers.h"
 #include "core/safetensors.h"
 
 namespace linnet::check {
@@ -184,6 +185,12 @@ Status load_vectors(const std::string& path, std::vector<VectorFile>* files) {
     vectors.name = path.substr(path.find_last_of('/') + 1);
     if (!call.prefix.empty()) vectors.name += " " + call.prefix.substr(0, call.prefix.size() - 1);
     LINNET_TRY(load_call(file, call, files->size() == 1, &vectors));
+  }
+  if (const FileKind* kind = layer_in_file(file); kind != nullptr) {
+    VectorFile& vectors = files->emplace_back();
+    vectors.path = path;
+    vectors.name = path.substr(path.find_last_of('/') + 1) + " layer";
+    vectors.kind = kind;
   }
   return {};
 }

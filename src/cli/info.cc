@@ -9,6 +9,7 @@
 
 #include "check/problem.h"
 #include "cli/command.h"
+#include "cli/layer_info.h"
 #include "cli/print.h"
 #include "core/describe.h"
 #include "core/isa.h"
@@ -264,7 +265,11 @@ int info_main(const Arguments& args) {
     names.push_back(op->name);
     if (std::find(names.begin(), names.end(), op->mechanism) == names.end()) names.push_back(op->mechanism);
   }
-  if (args.rest().empty()) return fail(bad_input("info: which operator? linnet list shows them"));
+  for (const layers::Layer* layer : layers::all_layers()) names.push_back(layer->name());
+  if (args.rest().empty()) return fail(bad_input("info: which operator or layer? linnet list shows them"));
+  if (const layers::Layer* layer = layers::find_layer(args.rest().front()); layer != nullptr) {
+    return layer_info(*layer, {args.rest().begin() + 1, args.rest().end()}, args.has("json"));
+  }
   if (args.rest().size() > 1) {
     return fail(bad_input("info: one operator at a time, " + std::to_string(args.rest().size()) + " were given"));
   }
@@ -274,7 +279,7 @@ int info_main(const Arguments& args) {
     if (const std::vector<const Op*> ops = operators_of(name); !ops.empty())
       return print_mechanism(name, ops, args.has("json"));
     const std::string hint = did_you_mean(name, names);
-    return fail(bad_input("info: there is no operator '" + name + "'" + (hint.empty() ? "; linnet list shows them" : hint)));
+    return fail(bad_input("info: there is no operator or layer '" + name + "'" + (hint.empty() ? "; linnet list shows them" : hint)));
   }
   if (args.has("case")) return explain(*op, args.text("case"), args.has("json"));
   const Impl* chosen;
@@ -292,13 +297,14 @@ int info_main(const Arguments& args) {
 const Command& info_command() {
   static const Command command = {
       .name = "info",
-      .summary = "an operator's declaration, equation and implementations",
-      .usage = "OP | MECHANISM [--case LINE] [--json]",
+      .summary = "an operator's declaration, equation and implementations; a layer's options, parameters, state and cost",
+      .usage = "OP | MECHANISM [--case LINE] | LAYER [OPTION=VALUE ...] [--json]",
       .details =
           "A mechanism's name that is no operator's lists its operators.\n\n"
           "A case is a line as linnet check prints it; strided=1 stands for rows that do not lie at multiples of 16 bytes.\n\n"
           "examples: linnet info softmax, linnet info mamba\n"
-          "          linnet info delta --case 'B=1 T=2048 Hq=16 Hk=16 Hv=16 K=128 V=128 dtype=bf16 pass=bwd'",
+          "          linnet info delta --case 'B=1 T=2048 Hq=16 Hk=16 Hv=16 K=128 V=128 dtype=bf16 pass=bwd'\n"
+          "          linnet info gated_deltanet hidden=1024 heads=4",
       .options = {{"case", "LINE", "which implementation this call takes, and why others do not"}, {"json", "", "print JSON"}},
       .run = info_main,
   };

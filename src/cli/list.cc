@@ -8,6 +8,8 @@
 #include "core/isa.h"
 #include "core/json.h"
 #include "core/op.h"
+#include "layers/layer.h"
+#include "layers/state.h"
 
 namespace linnet::cli {
 namespace {
@@ -41,12 +43,24 @@ int list_main(const Arguments& args) {
     writer.end_array().end_object();
     table.row({op->name, backward ? "fwd bwd" : "fwd", usable, chosen->name, op->summary});
   }
+  writer.end_array().key("layers").begin_array();
+  Table layers_table({{"layer"}, {"token by token"}, {"summary"}});
+  for (const layers::Layer* layer : layers::all_layers()) {
+    layers::Record record;
+    const Status recorded = layers::record_layer(*layer, {}, &record);
+    const Status decodes = recorded.ok() ? layers::decodable(record) : recorded;
+    writer.begin_object().member("name", layer->name()).member("module", layer->module);
+    writer.member("summary", layer->options.summary).member("decode", decodes.ok()).end_object();
+    layers_table.row({layer->name(), decodes.ok() ? "yes" : "with options", layer->options.summary});
+  }
   writer.end_array().end_object();
   if (json) {
     std::printf("%s\n", writer.text().c_str());
     return kDone;
   }
   table.print(stdout);
+  std::printf("\n");
+  layers_table.print(stdout);
   std::printf("\nCPU: %s, %d threads; CUDA: %s\n", isa_name(isa), default_executor().workers(),
               cuda::missing().empty() ? cuda::device_name().c_str() : cuda::missing().c_str());
   return kDone;
@@ -57,7 +71,7 @@ int list_main(const Arguments& args) {
 const Command& list_command() {
   static const Command command = {
       .name = "list",
-      .summary = "operators, and what runs where on this machine",
+      .summary = "operators and layers, and what runs where on this machine",
       .usage = "[--json]",
       .details = "`chosen` is what a call runs now, LINNET_ISA and LINNET_IMPL included; linnet info OP tells why.",
       .options = {{"json", "", "print JSON"}},

@@ -1,0 +1,731 @@
+#include "layers/plan.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/half.h"
+#include "core/isa.h"
+#include "layers/expression.h"
+
+namespace linnet::layers {
+namespace {
+
+constexpr int64_t kAlign = 128;
+int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+int64_t bytes_of(const View& view) { return view.elements() * dtype_size(view.dtype); }
+
+char* at(const View& view, int64_t elements) { return static_cast<char*>(view.data) + elements * dtype_size(view.dtype); }
+
+bool is_dense(const View& view) {
+  int64_t stride = 1;
+  for (int i = view.rank - 1; i >= 0; --i) {
+    if (view.size[i] != 1 && view.stride[i] != stride) return false;
+    stride *= view.size[i];
+  }
+  return true;
+}
+
+void copy_box(const View& from, const View& to, int dimension, const char* source, char* target) {
+  const int64_t bytes = dtype_size(from.dtype);
+  if (dimension == from.rank) {
+    std::memcpy(target, source, static_cast<size_t>(bytes));
+    return;
+  }
+  const bool row = dimension == from.rank - 1 && from.stride[dimension] == 1 && to.stride[dimension] == 1;
+  if (row) {
+    std::memcpy(target, source, static_cast<size_t>(from.size[dimension] * bytes));
+    return;
+  }
+  for (int64_t i = 0; i < from.size[dimension]; ++i) {
+    copy_box(from, to, dimension + 1, source + i * from.stride[dimension] * bytes, target + i * to.stride[dimension] * bytes);
+  }
+}
+void copy_view(const View& from, const View& to) {
+  copy_box(from, to, 0, static_cast<const char*>(from.data), static_cast<char*>(to.data));
+}
+
+const TensorDecl* final_of(const Op& op, const std::string& state) {
+  const TensorDecl* decl = op.find_output("final_" + state);
+  return decl != nullptr ? decl : op.find_output(state);
+}
+const TensorDecl* initial_of(const Op& op, const std::string& state) {
+  const TensorDecl* decl = op.find_input("initial_" + state);
+  return decl != nullptr ? decl : op.find_input(state);
+}
+
+using MapForward = void (*)(const MapCall&, const Launch&);
+using MapWorkspace = int64_t (*)(const MapCall&, int);
+Status map_kernel(MapForward* forward, MapWorkspace* workspace) {
+  Isa isa;
+  LINNET_TRY(isa_choice(&isa));
+  *forward = portable::map_forward;
+  *workspace = portable::map_workspace;
+#if defined(LINNET_HAS_avx2)
+  if (isa >= Isa::avx2) *forward = avx2::map_forward, *workspace = avx2::map_workspace;
+#endif
+#if defined(LINNET_HAS_avx512)
+  if (isa >= Isa::avx512) *forward = avx512::map_forward, *workspace = avx512::map_workspace;
+#endif
+  return {};
+}
+
+}  // namespace
+
+// ---- the arena --------------------------------------------------------------------------------------------------------------
+
+Dtype PlanBuilder::dtype_of(const ValueInfo& info) const {
+  if (info.integers) return Dtype::i64;
+  const bool map = info.source == Source::step && record_.steps[static_cast<size_t>(info.index)].kind == StepKind::map;
+  const Dtype acc = options_.activations == Dtype::f64 ? Dtype::f64 : Dtype::f32;
+  return map && info.acc ? acc : options_.activations;
+}
+
+View PlanBuilder::dense_view(const ValueInfo& info, void* data) const {
+  int64_t sizes[kMaxRank];
+  for (size_t i = 0; i < info.shape.size(); ++i) sizes[i] = size_of(info.shape[i]);
+  return View::dense(data, dtype_of(info), sizes, static_cast<int>(info.shape.size()));
+}
+
+int PlanBuilder::root_of(int id) const {
+  const ValueInfo* info = &record_.values[static_cast<size_t>(id)];
+  while (info->source == Source::step && record_.steps[static_cast<size_t>(info->index)].kind == StepKind::view) {
+    id = record_.steps[static_cast<size_t>(info->index)].inputs.front().second;
+    info = &record_.values[static_cast<size_t>(id)];
+  }
+  return id;
+}
+
+bool PlanBuilder::needs_cast(int input) const {
+  const View& view = call_->inputs[static_cast<size_t>(input)];
+  return is_float(view.dtype) && (view.dtype != options_.activations || !is_dense(view));
+}
+
+void PlanBuilder::find_folded() {
+  folded_.assign(record_.values.size(), false);
+  folded_bytes_ = 0;
+  for (const Step& step : record_.steps) {
+    if (step.positional || (step.kind == StepKind::op && !is_tokenwise(*step.op))) continue;
+    const Shape& shape = record_.values[static_cast<size_t>(step.result)].shape;
+    bool fixed = std::none_of(shape.begin(), shape.end(), [](int64_t size) { return size < 0; });
+    for (const auto& [name, id] : step.inputs) {
+      const Source source = record_.values[static_cast<size_t>(id)].source;
+      fixed &= source == Source::parameter || source == Source::constant || folded_[static_cast<size_t>(id)];
+    }
+    folded_[static_cast<size_t>(step.result)] = fixed;
+  }
+}
+
+int64_t PlanBuilder::layout(const Shape4Call& call, bool keep_values) {
+  call_ = &call;
+  const size_t count = record_.values.size();
+  places_.assign(count, {});
+  find_folded();
+  // The output's own value lies in the caller's memory where that is possible.
+  int root = record_.output;
+  bool whole = true;
+  for (;;) {
+    const ValueInfo& info = record_.values[static_cast<size_t>(root)];
+    if (info.source != Source::step || record_.steps[static_cast<size_t>(info.index)].kind != StepKind::view) break;
+    const Step& step = record_.steps[static_cast<size_t>(info.index)];
+    whole &= step.view != ViewKind::slice && step.view != ViewKind::last && step.view != ViewKind::drop_token;
+    root = step.inputs.front().second;
+  }
+  const ValueInfo& out = record_.values[static_cast<size_t>(root)];
+  output_root_ = whole && out.source == Source::step && !folded_[static_cast<size_t>(root)] && dtype_of(out) == call.out.dtype && is_dense(call.out) ? root : -1;
+
+  std::vector<int> last(count, -1);
+  for (size_t s = 0; s < record_.steps.size(); ++s) {
+    for (const auto& [name, id] : record_.steps[s].inputs) last[static_cast<size_t>(root_of(id))] = static_cast<int>(s);
+  }
+  last[static_cast<size_t>(root_of(record_.output))] = static_cast<int>(record_.steps.size());
+
+  struct Block {
+    int64_t begin, end;
+    int value;
+  };
+  std::vector<Block> live;  // by address
+  int64_t total = 0;
+  const auto take = [&](int id) {
+    const ValueInfo& info = record_.values[static_cast<size_t>(id)];
+    const int64_t bytes = aligned(std::max<int64_t>(bytes_of(dense_view(info, nullptr)), 1));
+    int64_t begin = 0;
+    auto place = live.begin();
+    for (; place != live.end() && place->begin - begin < bytes; ++place) begin = place->end;
+    live.insert(place, {begin, begin + bytes, id});
+    places_[static_cast<size_t>(id)] = {begin, bytes};
+    total = std::max(total, begin + bytes);
+  };
+  for (size_t i = 0; i < record_.inputs.size(); ++i) {
+    if (needs_cast(static_cast<int>(i))) take(record_.inputs[i]);
+  }
+  for (size_t s = 0; s < record_.steps.size(); ++s) {
+    const Step& step = record_.steps[s];
+    if (step.kind != StepKind::view && folded_[static_cast<size_t>(step.result)]) {
+      const ValueInfo& info = record_.values[static_cast<size_t>(step.result)];
+      const int64_t bytes = aligned(std::max<int64_t>(bytes_of(dense_view(info, nullptr)), 1));
+      places_[static_cast<size_t>(step.result)] = {folded_bytes_, bytes};
+      folded_bytes_ += bytes;
+    } else if (step.kind != StepKind::view && step.result != output_root_) {
+      take(step.result);
+    }
+    if (keep_values) continue;
+    std::erase_if(live, [&](const Block& block) { return last[static_cast<size_t>(block.value)] <= static_cast<int>(s); });
+  }
+  temporary_ = aligned(total);
+  int64_t states = 0;
+  for (size_t s = 0; call.with_states && s < record_.steps.size(); ++s) {
+    int64_t bytes = 0;
+    for (const Piece& piece : call.pieces) {
+      int64_t own = 0;
+      for (const StateTensor& tensor : piece.state->tensors()) {
+        if (tensor.step == static_cast<int>(s)) own += aligned(bytes_of(tensor.view));
+      }
+      bytes = std::max(bytes, own);
+    }
+    states = std::max(states, bytes);
+  }
+  return temporary_ + states;
+}
+
+// ---- views ------------------------------------------------------------------------------------------------------------------
+
+View PlanBuilder::value(int id) const {
+  const ValueInfo& info = record_.values[static_cast<size_t>(id)];
+  char* own = arena_ + places_[static_cast<size_t>(id)].offset;
+  switch (info.source) {
+    case Source::input: {
+      const size_t index = static_cast<size_t>(
+          std::find(record_.inputs.begin(), record_.inputs.end(), id) - record_.inputs.begin());
+      return needs_cast(static_cast<int>(index)) ? dense_view(info, own) : call_->inputs[index];
+    }
+    case Source::parameter: return weights_[static_cast<size_t>(info.index)].view;
+    case Source::constant: return constants_[static_cast<size_t>(id)];
+    case Source::step: break;
+  }
+  const Step& step = record_.steps[static_cast<size_t>(info.index)];
+  if (step.kind != StepKind::view) {
+    if (folded_[static_cast<size_t>(id)]) {
+      const uintptr_t base = (reinterpret_cast<uintptr_t>(plan_->folded_.get()) + kAlign - 1) / kAlign * kAlign;
+      return dense_view(info, reinterpret_cast<char*>(base) + places_[static_cast<size_t>(id)].offset);
+    }
+    if (id != output_root_) return dense_view(info, own);
+    return dense_view(info, call_->out.data);
+  }
+  View view = value(step.inputs.front().second);
+  const int last = view.rank - 1;
+  switch (step.view) {
+    case ViewKind::split: {
+      const int64_t width = view.size[last] / step.size;
+      view.size[view.rank] = width;
+      view.stride[view.rank] = view.stride[last];
+      view.size[last] = step.size;
+      view.stride[last] *= width;
+      ++view.rank;
+      break;
+    }
+    case ViewKind::join: {
+      view.stride[last - 1] = view.stride[last];
+      view.size[last - 1] *= view.size[last];
+      --view.rank;
+      break;
+    }
+    case ViewKind::slice:
+      view.data = at(view, step.begin * view.stride[last]);
+      view.size[last] = step.size;
+      view.stride[last] *= step.stride;
+      break;
+    case ViewKind::column:
+      view.size[view.rank] = 1;
+      view.stride[view.rank] = 1;
+      ++view.rank;
+      break;
+    case ViewKind::drop_token:
+      for (int i = 1; i < last; ++i) {
+        view.size[i] = view.size[i + 1];
+        view.stride[i] = view.stride[i + 1];
+      }
+      --view.rank;
+      break;
+    case ViewKind::last:
+      view.data = at(view, (view.size[1] - 1) * view.stride[1]);
+      view.size[1] = 1;
+      break;
+    case ViewKind::reshape: {
+      const View dense = dense_view(info, view.data);
+      for (int i = 2; i < dense.rank; ++i) {
+        view.size[i] = dense.size[i];
+        view.stride[i] = dense.stride[i];
+      }
+      view.rank = dense.rank;
+      break;
+    }
+  }
+  return view;
+}
+
+View PlanBuilder::sliced(int id, const Piece* piece) const {
+  View view = value(id);
+  if (piece == nullptr) return view;
+  const Shape& shape = record_.values[static_cast<size_t>(id)].shape;
+  if (!shape.empty() && shape[0] == kB) {
+    view.data = at(view, piece->row * view.stride[0]);
+    view.size[0] = piece->rows;
+  }
+  if (shape.size() > 1 && shape[1] == kT) {
+    view.data = at(view, piece->token * view.stride[1]);
+    view.size[1] = piece->tokens;
+  }
+  return view;
+}
+
+void PlanBuilder::patch(int id, const View& view, void** address) {
+  const int root = root_of(id);
+  const auto add = [&](Plan::Root kind, int index, const void* base) {
+    const int64_t bytes = static_cast<const char*>(view.data) - static_cast<const char*>(base);
+    plan_->patches_.push_back({kind, index, 0, bytes, address});
+  };
+  if (root == output_root_) return add(Plan::Root::output, 0, call_->out.data);
+  const auto input = std::find(record_.inputs.begin(), record_.inputs.end(), root);
+  if (input == record_.inputs.end()) return;
+  const int index = static_cast<int>(input - record_.inputs.begin());
+  if (!needs_cast(index)) add(Plan::Root::input, index, call_->inputs[static_cast<size_t>(index)].data);
+}
+
+// ---- steps ------------------------------------------------------------------------------------------------------------------
+
+Status PlanBuilder::add_op(const Step& step, const Op& op, const std::vector<Setting>& settings, const Piece* piece,
+                           int piece_index, const std::vector<Extra>& extras) {
+  const auto about = [&](const Status& status) {
+    return status.ok() ? status : Status(status.code(), record_.name + ": " + step.name + ": " + status.message());
+  };
+  const Weight* packed = nullptr;
+  for (const auto& [name, id] : step.inputs) {
+    const ValueInfo& info = record_.values[static_cast<size_t>(id)];
+    if (info.source != Source::parameter || !weights_[static_cast<size_t>(info.index)].quantised) continue;
+    packed = &weights_[static_cast<size_t>(info.index)];
+  }
+  const Op* run = &op;
+  if (packed != nullptr) run = find_op(op.name + "_quantised");
+  if (run == nullptr) return impossible(record_.name + ": " + op.name + " has no form for quantised weights");
+  Call call(*run);
+  for (const Setting& option : settings) LINNET_TRY(about(call.set_option(option.name, option.text)));
+  if (op.name == "dense" && packed == nullptr) LINNET_TRY(about(call.set_option("rounding", options_.rounding)));
+  const OptionDecl* position = position_option(*run);
+  if (position != nullptr && piece != nullptr) {
+    LINNET_TRY(about(call.set_option(position->name, std::to_string(piece->position))));
+  }
+  if (packed != nullptr) {
+    LINNET_TRY(about(call.set("codes", packed->packed.codes)));
+    LINNET_TRY(about(call.set(run->find_input("scales") != nullptr ? "scales" : "scale", packed->packed.scale)));
+    if (packed->packed.offset.given()) LINNET_TRY(about(call.set("offset", packed->packed.offset)));
+    LINNET_TRY(about(call.set_option("bits", packed->packed.bits == 4 ? "four" : "eight")));
+    if (run->find_option("rounding") != nullptr) LINNET_TRY(about(call.set_option("rounding", packed->packed.rounding)));
+  }
+  const auto skipped = [&](const std::string& name) {
+    if (packed != nullptr && (name == "weight" || name == "table")) return true;
+    return std::any_of(extras.begin(), extras.end(), [&](const Extra& extra) { return extra.name == name; });
+  };
+  int64_t outputs = 0;  // of a quantised product
+  for (const auto& [name, id] : step.inputs) {
+    if (packed != nullptr && (name == "weight" || name == "table")) {
+      outputs = record_.values[static_cast<size_t>(id)].shape[0];
+    }
+    if (skipped(name)) continue;
+    LINNET_TRY(about(call.set(name, sliced(id, piece))));
+  }
+  if (packed != nullptr && run->find_option("outputs") != nullptr) {
+    LINNET_TRY(about(call.set_option("outputs", std::to_string(outputs))));
+  }
+  for (const Extra& extra : extras) LINNET_TRY(about(call.set(extra.name, extra.view)));
+  LINNET_TRY(about(call.set(step.output, sliced(step.result, piece))));
+  LINNET_TRY(about(call.prepare()));
+  View expected;
+  LINNET_TRY(about(call.output_view(step.output, &expected)));
+  const View result = sliced(step.result, piece);
+  const bool any_type = op.name == "embedding";  // of its table's type or f32, as the caller wants it
+  bool same = expected.rank == result.rank && (expected.dtype == result.dtype || any_type);
+  for (int i = 0; same && i < result.rank; ++i) same = expected.size[i] == result.size[i];
+  if (!same) {
+    return bad_input(record_.name + ": " + step.name + " gives " + dtype_name(expected.dtype) + " where the record has " +
+                     dtype_name(result.dtype));
+  }
+  const Context context{.executor = executor_, .impl = options_.impl.empty() ? nullptr : options_.impl.c_str()};
+  auto ready = std::make_unique<Plan::ReadyOp>();
+  LINNET_TRY(about(choose_impl(*run, Pass::forward, context, Device::cpu, call.prepared_args(), nullptr, &ready->impl)));
+  ready->args_bytes = static_cast<size_t>(aligned(static_cast<int64_t>(run->args_bytes)));
+  ready->memory.reset(new char[ready->args_bytes + run->out_bytes]);
+  std::memcpy(ready->args(), call.prepared_args(), run->args_bytes);
+  std::memcpy(ready->out(), call.out(), run->out_bytes);
+  plan_->workspace_ = std::max(plan_->workspace_, ready->impl->workspace(ready->args(), Pass::forward, executor_->workers()));
+
+  const auto address = [&](const std::string& name) -> View* {
+    if (const TensorDecl* decl = run->find_input(name)) {
+      return reinterpret_cast<View*>(static_cast<char*>(ready->args()) + decl->offset);
+    }
+    return reinterpret_cast<View*>(static_cast<char*>(ready->out()) + run->find_output(name)->offset);
+  };
+  for (const auto& [name, id] : step.inputs) {
+    if (!skipped(name)) patch(id, *address(name), &address(name)->data);
+  }
+  for (const Extra& extra : extras) {
+    if (extra.state >= 0) {
+      plan_->patches_.push_back({Plan::Root::state, piece_index, extra.state, 0, &address(extra.name)->data});
+    }
+  }
+  patch(step.result, *address(step.output), &address(step.output)->data);
+  if (position != nullptr && piece != nullptr) {
+    plan_->position_patches_.push_back(
+        {piece_index, reinterpret_cast<int64_t*>(static_cast<char*>(ready->args()) + position->offset)});
+  }
+  plan_->actions_.push_back({Plan::Kind::op, static_cast<int>(plan_->ops_.size())});
+  plan_->ops_.push_back(std::move(ready));
+  return {};
+}
+
+Status PlanBuilder::add_map(const MapProgram& program, const std::vector<std::pair<View, int>>& inputs, const View& out,
+                            int out_id, const Piece* piece, int piece_index) {
+  auto ready = std::make_unique<Plan::ReadyMap>();
+  ready->program = program;
+  MapCall& call = ready->call;
+  call.program = &ready->program;
+  // The result's dimensions, the row last; where the program drops, the row is of the inputs alone.
+  int64_t size[kMapRank + 1];
+  int rank = out.rank + (program.drops ? 1 : 0);
+  for (int d = 0; d < out.rank; ++d) size[d] = out.size[d];
+  if (program.drops) {
+    size[rank - 1] = 1;
+    for (const auto& [view, id] : inputs) size[rank - 1] = std::max(size[rank - 1], view.size[view.rank - 1]);
+  }
+  if (rank == 0) {
+    size[0] = 1;
+    rank = 1;
+  }
+  const size_t count = inputs.size();
+  const bool positional = static_cast<int>(count) < program.inputs;
+  std::vector<std::vector<int64_t>> strides(static_cast<size_t>(program.inputs) + 1, std::vector<int64_t>(kMapRank + 1, 0));
+  for (size_t i = 0; i < count; ++i) {
+    const View& view = inputs[i].first;
+    call.input[i] = {view.data, view.dtype, {}};
+    for (int d = 0; d < view.rank; ++d) {
+      const int to = d + rank - view.rank;
+      strides[i][static_cast<size_t>(to)] = view.size[d] == 1 && size[to] != 1 ? 0 : view.stride[d];
+    }
+  }
+  if (positional) {
+    auto positions = std::make_unique<Plan::Positions>();
+    positions->piece = piece_index;
+    const int64_t tokens = piece != nullptr ? piece->tokens : call_->tokens;
+    const bool wide = options_.activations == Dtype::f64;
+    if (wide) {
+      positions->f64.resize(static_cast<size_t>(tokens));
+    } else {
+      positions->f32.resize(static_cast<size_t>(tokens));
+    }
+    void* data = wide ? static_cast<void*>(positions->f64.data()) : positions->f32.data();
+    call.input[count] = {data, wide ? Dtype::f64 : Dtype::f32, {}};
+    strides[count][1] = 1;
+    plan_->positions_.push_back(std::move(positions));
+  }
+  std::vector<int64_t>& result = strides[static_cast<size_t>(program.inputs)];
+  for (int d = 0; d < out.rank; ++d) result[static_cast<size_t>(d)] = out.stride[d];
+  call.out = {out.data, out.dtype, {}};
+  // Neighbouring dimensions that every tensor walks as one become one; those of size 1 vanish.
+  const auto remove = [&](int d) {
+    for (int i = d; i + 1 < rank; ++i) size[i] = size[i + 1];
+    for (auto& stride : strides) stride.erase(stride.begin() + d), stride.push_back(0);
+    --rank;
+  };
+  const int fixed = program.reduces ? 1 : 0;  // rows stay rows
+  for (int d = rank - 1 - fixed; d >= 0; --d) {
+    if (rank > 1 && size[d] == 1) remove(d);
+  }
+  for (int d = rank - 2; d >= 0; --d) {
+    if (program.reduces && d + 1 == rank - 1) continue;
+    bool one = true;
+    for (const auto& stride : strides) {
+      one &= stride[static_cast<size_t>(d)] == stride[static_cast<size_t>(d + 1)] * size[d + 1];
+    }
+    if (!one) continue;
+    size[d + 1] *= size[d];
+    remove(d);
+  }
+  if (rank > kMapRank) return bad_input(record_.name + ": a map of rank " + std::to_string(rank));
+  call.rank = rank;
+  for (int d = 0; d < rank; ++d) {
+    call.size[d] = size[d];
+    for (int i = 0; i < program.inputs; ++i) call.input[i].stride[d] = strides[static_cast<size_t>(i)][static_cast<size_t>(d)];
+    call.out.stride[d] = result[static_cast<size_t>(d)];
+  }
+  MapWorkspace workspace = nullptr;
+  LINNET_TRY(map_kernel(&ready->forward, &workspace));
+  plan_->workspace_ = std::max(plan_->workspace_, workspace(call, executor_->workers()));
+  for (size_t i = 0; i < count; ++i) {
+    if (inputs[i].second >= 0) patch(inputs[i].second, inputs[i].first, &call.input[i].data);
+  }
+  if (out_id >= 0) patch(out_id, out, &call.out.data);
+  plan_->actions_.push_back({Plan::Kind::map, static_cast<int>(plan_->maps_.size())});
+  plan_->maps_.push_back(std::move(ready));
+  return {};
+}
+
+void PlanBuilder::add_copy(const View& from, const View& to) {
+  plan_->actions_.push_back({Plan::Kind::copy, static_cast<int>(plan_->copies_.size())});
+  plan_->copies_.push_back(std::make_unique<Plan::Copy>(Plan::Copy{from, to}));
+}
+
+PlanBuilder::Memory PlanBuilder::memory_of(const Op& op, const Piece& piece, const std::vector<int>& states) const {
+  if (call_->decode) return Memory::decode;
+  const std::vector<StateTensor>& tensors = piece.state->tensors();
+  bool initial = true, final = true, caches = true;
+  for (const int i : states) {
+    const std::string& name = tensors[static_cast<size_t>(i)].input;
+    initial &= initial_of(op, name) != nullptr;
+    final &= final_of(op, name) != nullptr;
+    const bool cache = name == "lengths" || (name.size() > 6 && name.compare(name.size() - 6, 6, "_cache") == 0 &&
+                                             op.find_input(name.substr(0, name.size() - 6)) != nullptr);
+    caches &= cache;
+  }
+  if (initial && final) return Memory::states;
+  const TensorDecl* q = op.find_input("q");
+  const bool aligned_queries = q != nullptr && q->shape.find("Tq") != std::string::npos;
+  if (caches && (piece.position == 0 || aligned_queries)) return Memory::cache;
+  if (final && piece.position == 0) return Memory::finals;
+  return Memory::decode;
+}
+
+Status PlanBuilder::add_memory_step(int index, const Step& step) {
+  const Op& op = *step.op;
+  if (!call_->with_states) {
+    const bool packed = !call_->offsets.empty();
+    const bool takes_offsets = op.find_input("cu_seqlens") != nullptr || op.find_input("cu_seqlens_q") != nullptr;
+    if (!packed) return add_op(step, op, step.options, nullptr, 0, {});
+    if (takes_offsets) {
+      const int64_t count = static_cast<int64_t>(plan_->offsets_.size());
+      const View offsets = View::dense(plan_->offsets_.data(), Dtype::i64, {count});
+      std::vector<Extra> extras;
+      for (const char* name : {"cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"}) {
+        if (op.find_input(name) != nullptr) extras.push_back({name, offsets});
+      }
+      return add_op(step, op, step.options, nullptr, 0, extras);
+    }
+    for (size_t p = 0; p < call_->pieces.size(); ++p) {
+      const Piece& piece = call_->pieces[p];
+      if (piece.tokens > 0) LINNET_TRY(add_op(step, op, step.options, &piece, static_cast<int>(p), {}));
+    }
+    return {};
+  }
+  Continuation next;
+  LINNET_TRY(continuation(record_, step, &next));
+  for (size_t p = 0; p < call_->pieces.size(); ++p) {
+    const Piece& piece = call_->pieces[p];
+    const int number = static_cast<int>(p);
+    const std::vector<StateTensor>& tensors = piece.state->tensors();
+    std::vector<int> states;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].step == index) states.push_back(static_cast<int>(i));
+    }
+    const auto tensor = [&](int i) -> const StateTensor& { return tensors[static_cast<size_t>(i)]; };
+    std::vector<Extra> extras;
+    switch (memory_of(op, piece, states)) {
+      case Memory::decode: {
+        for (const int i : states) extras.push_back({tensor(i).input, tensor(i).view, i});
+        LINNET_TRY(add_op(step, *next.op, next.options, &piece, number, extras));
+        break;
+      }
+      case Memory::states:
+      case Memory::finals: {
+        char* place = arena_ + temporary_;
+        std::vector<std::pair<View, View>> copies;
+        for (const int i : states) {
+          const View& state = tensor(i).view;
+          const TensorDecl* initial = initial_of(op, tensor(i).input);
+          if (initial != nullptr) extras.push_back({initial->name, state});
+          const View result = View::dense(place, state.dtype, state.size, state.rank);
+          place += aligned(bytes_of(state));
+          extras.push_back({final_of(op, tensor(i).input)->name, result});
+          copies.emplace_back(result, state);
+        }
+        LINNET_TRY(add_op(step, op, step.options, &piece, number, extras));
+        for (const auto& [from, to] : copies) add_copy(from, to);
+        break;
+      }
+      case Memory::cache: {
+        for (const int i : states) {
+          const std::string& name = tensor(i).input;
+          View cache = tensor(i).view;
+          if (name == "lengths") {
+            plan_->actions_.push_back({Plan::Kind::lengths, static_cast<int>(plan_->lengths_.size())});
+            plan_->lengths_.push_back(cache);
+            plan_->length_pieces_.push_back(number);
+            continue;
+          }
+          const std::string input = name.substr(0, name.size() - 6);
+          const auto entry = std::find_if(step.inputs.begin(), step.inputs.end(), [&](const auto& named) { return named.first == input; });
+          const View fresh = sliced(entry->second, &piece);
+          View target = cache;
+          target.data = at(cache, piece.position * cache.stride[1]);
+          target.size[1] = piece.tokens;
+          add_copy(fresh, target);
+          cache.size[1] = piece.position + piece.tokens;
+          if (piece.position > 0) extras.push_back({input, cache});
+        }
+        LINNET_TRY(add_op(step, op, step.options, &piece, number, extras));
+        break;
+      }
+    }
+  }
+  return {};
+}
+
+Status PlanBuilder::add_step(int index) {
+  const Step& step = record_.steps[static_cast<size_t>(index)];
+  if (step.kind == StepKind::view) return {};
+  const bool in_pieces = !call_->pieces.empty();
+  if (step.kind == StepKind::concat) {
+    MapProgram identity;
+    LINNET_TRY(parse_map("x", {"x"}, &identity));
+    View target = value(step.result);
+    const int last = target.rank - 1;
+    const int64_t width = record_.values[static_cast<size_t>(step.inputs[0].second)].shape.back();
+    for (size_t i = 0; i < 2; ++i) {
+      const View from = value(step.inputs[i].second);
+      View to = target;
+      to.size[last] = from.size[last];
+      if (step.interleaved) to.stride[last] = 2;
+      to.data = at(target, i == 0 ? 0 : step.interleaved ? 1 : width);
+      LINNET_TRY(add_map(identity, {{from, step.inputs[i].second}}, to, step.result, nullptr, -1));
+    }
+    return {};
+  }
+  if (step.kind == StepKind::map) {
+    const auto one = [&](const Piece* piece, int number) {
+      std::vector<std::pair<View, int>> inputs;
+      for (const auto& [name, id] : step.inputs) inputs.emplace_back(sliced(id, piece), id);
+      return add_map(step.program, inputs, sliced(step.result, piece), step.result, piece, number);
+    };
+    if (!step.positional || !in_pieces) return one(nullptr, -1);
+    for (size_t p = 0; p < call_->pieces.size(); ++p) {
+      if (call_->pieces[p].tokens > 0) LINNET_TRY(one(&call_->pieces[p], static_cast<int>(p)));
+    }
+    return {};
+  }
+  if (!is_tokenwise(*step.op)) return add_memory_step(index, step);
+  if (position_option(*step.op) == nullptr || !in_pieces) return add_op(step, *step.op, step.options, nullptr, 0, {});
+  for (size_t p = 0; p < call_->pieces.size(); ++p) {
+    if (call_->pieces[p].tokens > 0) {
+      LINNET_TRY(add_op(step, *step.op, step.options, &call_->pieces[p], static_cast<int>(p), {}));
+    }
+  }
+  return {};
+}
+
+Status PlanBuilder::build(const Shape4Call& call, char* arena, Plan* plan) {
+  call_ = &call;
+  arena_ = arena;
+  plan_ = plan;
+  plan->offsets_ = call.offsets;
+  plan->folded_.reset(new char[static_cast<size_t>(folded_bytes_ + kAlign)]);
+  constants_.assign(record_.values.size(), View());
+  for (size_t i = 0; i < record_.values.size(); ++i) {
+    const ValueInfo& info = record_.values[i];
+    if (info.source != Source::constant) continue;
+    const size_t count = std::max<size_t>(info.table.size(), 1);
+    plan->constants_.push_back(std::make_unique<std::vector<double>>(count));
+    View view = dense_view(info, plan->constants_.back()->data());
+    for (size_t j = 0; j < info.table.size(); ++j) store_f64(view.data, view.dtype, static_cast<int64_t>(j), info.table[j]);
+    if (info.table.empty()) {
+      store_f64(view.data, view.dtype, 0, info.constant);
+      for (int d = 0; d < view.rank; ++d) view.stride[d] = 0;
+    }
+    constants_[i] = view;
+  }
+  MapProgram identity;
+  LINNET_TRY(parse_map("x", {"x"}, &identity));
+  for (size_t i = 0; i < record_.inputs.size(); ++i) {
+    if (!needs_cast(static_cast<int>(i))) continue;
+    const View& from = call.inputs[i];
+    const int id = record_.inputs[i];
+    LINNET_TRY(add_map(identity, {{from, -1}}, value(id), -1, nullptr, -1));
+    plan->patches_.push_back(
+        {Plan::Root::input, static_cast<int>(i), 0, 0, &plan->maps_.back()->call.input[0].data});
+  }
+  for (size_t s = 0; s < record_.steps.size(); ++s) {
+    const size_t before = plan->actions_.size();
+    LINNET_TRY(add_step(static_cast<int>(s)));
+    if (!folded_[static_cast<size_t>(record_.steps[s].result)]) continue;
+    plan->once_.insert(plan->once_.end(), plan->actions_.begin() + static_cast<int64_t>(before), plan->actions_.end());
+    plan->actions_.resize(before);
+  }
+  if (output_root_ < 0) {
+    LINNET_TRY(add_map(identity, {{value(record_.output), record_.output}}, call.out, -1, nullptr, -1));
+    plan->patches_.push_back({Plan::Root::output, 0, 0, 0, &plan->maps_.back()->call.out.data});
+  }
+  for (size_t i = 0; i < record_.values.size(); ++i) plan->values_.push_back(value(static_cast<int>(i)));
+  return {};
+}
+
+// ---- a run ------------------------------------------------------------------------------------------------------------------
+
+void Plan::run(const Shape4Call& call, Executor* executor, char* workspace) {
+  for (const Patch& patch : patches_) {
+    const void* base = nullptr;
+    switch (patch.root) {
+      case Root::none: continue;
+      case Root::input: base = call.inputs[static_cast<size_t>(patch.index)].data; break;
+      case Root::output: base = call.out.data; break;
+      case Root::state: {
+        const State& state = *call.pieces[static_cast<size_t>(patch.index)].state;
+        base = state.tensors()[static_cast<size_t>(patch.tensor)].view.data;
+        break;
+      }
+    }
+    *patch.address = const_cast<char*>(static_cast<const char*>(base)) + patch.bytes;
+  }
+  for (const PositionPatch& patch : position_patches_) {
+    *patch.option = call.pieces[static_cast<size_t>(patch.piece)].position;
+  }
+  for (const auto& positions : positions_) {
+    const int64_t first = positions->piece < 0 ? 0 : call.pieces[static_cast<size_t>(positions->piece)].position;
+    for (size_t i = 0; i < positions->f32.size(); ++i) positions->f32[i] = static_cast<float>(first + static_cast<int64_t>(i));
+    for (size_t i = 0; i < positions->f64.size(); ++i) positions->f64[i] = static_cast<double>(first + static_cast<int64_t>(i));
+  }
+  Launch launch;
+  launch.executor = executor;
+  launch.workers = executor->workers();
+  launch.workspace = workspace;
+  if (!ready_) {
+    for (const Action& action : once_) run(action, call, launch);
+    ready_ = true;
+  }
+  for (const Action& action : actions_) run(action, call, launch);
+}
+
+void Plan::run(const Action& action, const Shape4Call& call, const Launch& launch) {
+  const size_t index = static_cast<size_t>(action.index);
+  switch (action.kind) {
+    case Kind::op: {
+      ReadyOp& op = *ops_[index];
+      op.impl->forward(op.args(), op.out(), launch);
+      break;
+    }
+    case Kind::map: maps_[index]->forward(maps_[index]->call, launch); break;
+    case Kind::copy: copy_view(copies_[index]->from, copies_[index]->to); break;
+    case Kind::lengths: {
+      const Piece& piece = call.pieces[static_cast<size_t>(length_pieces_[index])];
+      int64_t* lengths = static_cast<int64_t*>(lengths_[index].data);
+      for (int64_t i = 0; i < lengths_[index].size[0]; ++i) lengths[i] = piece.position + piece.tokens;
+      break;
+    }
+  }
+}
+
+Status Plan::view_of(const Record& record, std::string_view name, View* view) const {
+  for (size_t i = 0; i < record.values.size() && i < values_.size(); ++i) {
+    if (record.values[i].name != name) continue;
+    *view = values_[i];
+    return {};
+  }
+  return bad_input(record.name + ": there is no value '" + std::string(name) + "'");
+}
+
+}  // namespace linnet::layers
