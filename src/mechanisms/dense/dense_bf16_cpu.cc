@@ -15,6 +15,7 @@ namespace linnet::avx512_bf16 {
 namespace {
 
 constexpr int64_t kFew = 4;
+constexpr int kOutputs = 32;  // of a task with few tokens
 constexpr int kPairDepth = kDepth / 2;
 
 bool takes(const DenseArgs& args) {
@@ -60,48 +61,56 @@ LINNET_INLINE vu32 load_row(const Bf16* p, int n) {
   return reinterpret_cast<vu32>(_mm512_maskz_loadu_epi16((1u << n) - 1u, p));
 }
 
-// Q outputs times R rows.
-template <int Q, int R, class E>
-LINNET_INLINE void few_rows(const DenseArgs& args, const PairScratch& x, int64_t first, int64_t o, const View& out) {
-  const int n = static_cast<int>(args.weight.size[1]);
-  const int64_t stride = args.weight.stride[0];
-  const Bf16* weight = args.weight.at<const Bf16>(o);
-  const Pair* rows = x.rows + first * x.ld;
+// Q outputs times R rows: sums[r * kOutputs + q].
+template <int Q, int R>
+LINNET_INLINE void dots(const Bf16* weight, int64_t stride, const Pair* x, int64_t ld, int n, float* sums) {
   vf acc[Q][R] = {};
   for (int c = 0; c < n; c += 32) {
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
       const vu32 w = load_row(weight + q * stride + c, n - c);
+      if constexpr (Q == 8) __builtin_prefetch(weight + (q + Q) * stride + c, 0, 2);  // the next block
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) acc[q][r] = dot_pairs(acc[q][r], w, load_pairs(rows + r * x.ld + c / 2));
+      for (int r = 0; r < R; ++r) acc[q][r] = dot_pairs(acc[q][r], w, load_pairs(x + r * ld + c / 2));
     }
   }
-  for (int q = 0; q < Q; ++q) {
-    for (int r = 0; r < R; ++r) {
-      float value = sum(acc[q][r]);
-      if (args.bias.given()) value += static_cast<float>(load_f64(args.bias.data, args.bias.dtype, o + q));
-      *out.at<E>((first + r) / args.x.size[1], (first + r) % args.x.size[1], o + q) = round_to<E>(static_cast<double>(value));
-    }
+#pragma GCC unroll 2
+  for (int q = 0; q < Q; q += 4) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) sum_four<R, float>(&acc[q][r], sums + r * kOutputs + q);
   }
 }
 template <int R, class E>
-void few_rows_of(const DenseArgs& args, const PairScratch& x, int64_t first, int64_t o, int64_t end, const View& out) {
+void few_rows(const DenseArgs& args, const PairScratch& x, int64_t first, int64_t begin, int64_t end, const View& out) {
   constexpr int Q = R == 1 ? 8 : 4;
-  for (; o + Q <= end; o += Q) few_rows<Q, R, E>(args, x, first, o, out);
-  for (; o < end; ++o) few_rows<1, R, E>(args, x, first, o, out);
+  const int n = static_cast<int>(args.weight.size[1]);
+  const int64_t stride = args.weight.stride[0], per_batch = args.x.size[1];
+  const Pair* rows = x.rows + first * x.ld;
+  float sums[R * kOutputs];
+  int64_t o = begin;
+  for (; o + Q <= end; o += Q) dots<Q, R>(args.weight.at<const Bf16>(o), stride, rows, x.ld, n, sums + (o - begin));
+  for (; o < end; ++o) {  // the same sums as in a block: one output four times
+    float four[R * kOutputs];
+    dots<4, R>(args.weight.at<const Bf16>(o), 0, rows, x.ld, n, four);
+    for (int r = 0; r < R; ++r) sums[r * kOutputs + o - begin] = four[r * kOutputs];
+  }
+  for (int r = 0; r < R; ++r) {
+    const int64_t row = first + r;
+    store_row<float>(sums + r * kOutputs, args.bias, begin, static_cast<int>(end - begin),
+                     out.at<E>(row / per_batch, row % per_batch, begin));
+  }
 }
 
 template <class E>
 void multiply(const DenseArgs& args, const PairScratch& x, const View& out, const Launch& launch) {
   const int64_t rows = args.x.size[0] * args.x.size[1], O = args.weight.size[0], I = args.weight.size[1];
   if (args.x.size[1] <= kFew) {
-    constexpr int64_t kOutputs = 32;
     return parallel_near(launch, (O + kOutputs - 1) / kOutputs, [&](int64_t task, int) {
       FlushSubnormals flush;
       const int64_t begin = task * kOutputs, end = begin + kOutputs < O ? begin + kOutputs : O;
       int64_t first = 0;
-      for (; first + 4 <= rows; first += 4) few_rows_of<4, E>(args, x, first, begin, end, out);
-      for (; first < rows; ++first) few_rows_of<1, E>(args, x, first, begin, end, out);
+      for (; first + 4 <= rows; first += 4) few_rows<4, E>(args, x, first, begin, end, out);
+      for (; first < rows; ++first) few_rows<1, E>(args, x, first, begin, end, out);
     });
   }
   const int64_t panels = (O + kColumns - 1) / kColumns, each = rows_of_task(rows, panels, launch.workers);

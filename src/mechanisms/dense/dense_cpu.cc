@@ -7,15 +7,16 @@ namespace linnet::LINNET_ISA {
 namespace {
 
 constexpr int64_t kFew = 4;   // by T alone: a sequence's result does not depend on the batch
+constexpr int kOutputs = 32;  // of a task
 constexpr int kTogether = 4;  // rows of x at a time
 
 LINNET_INLINE RowRounding rounding_of(const DenseArgs& args) {
   return args.rounding == DenseRounding::bf16 ? RowRounding::bf16 : RowRounding::none;
 }
 
-// Q outputs times R rows: sums along the lanes, one accumulator each.
+// Q outputs times R rows: sums along the lanes, one accumulator each; sums[r * kOutputs + q].
 template <int Q, int R, class T, class S>
-LINNET_INLINE void dots(const S* weight, int64_t stride, const T* x, int64_t ld, int n, T (&result)[Q][R]) {
+LINNET_INLINE void dots(const S* weight, int64_t stride, const T* x, int64_t ld, int n, T* sums) {
   using X = Vec<T>;
   typename X::V acc[Q][R] = {};
   int c = 0;
@@ -23,6 +24,7 @@ LINNET_INLINE void dots(const S* weight, int64_t stride, const T* x, int64_t ld,
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
       const typename X::V w = X::load(weight + q * stride + c);
+      if constexpr (Q == 8) __builtin_prefetch(weight + (q + Q) * stride + c, 0, 2);  // the next block
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) acc[q][r] = fma(w, X::load(x + r * ld + c), acc[q][r]);
     }
@@ -35,35 +37,33 @@ LINNET_INLINE void dots(const S* weight, int64_t stride, const T* x, int64_t ld,
       for (int r = 0; r < R; ++r) acc[q][r] = fma(w, X::load(x + r * ld + c, n - c), acc[q][r]);
     }
   }
-#pragma GCC unroll 8
-  for (int q = 0; q < Q; ++q) {
+#pragma GCC unroll 2
+  for (int q = 0; q < Q; q += 4) {
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) result[q][r] = sum(acc[q][r]);
+    for (int r = 0; r < R; ++r) sum_four<R, T>(&acc[q][r], sums + r * kOutputs + q);
   }
 }
 
+// Outputs [begin, end), at most kOutputs, of R rows. Outputs that are too few for a block of Q are computed with the last
+// weights repeated: every output has the same sums wherever it stands.
 template <int R, class T, class E, class S>
 void few_rows(const DenseArgs& args, const Rows<T>& x, int64_t first, int64_t begin, int64_t end, const View& out) {
   constexpr int Q = R == 1 ? 8 : 4;
   const int n = static_cast<int>(args.weight.size[1]);
-  const int64_t stride = args.weight.stride[0], T_ = args.x.size[1];
+  const int64_t stride = args.weight.stride[0], per_batch = args.x.size[1];
   const T* rows = x.data + first * x.stride;
-  const auto store = [&](int64_t o, int r, T value) {
-    if (args.bias.given()) value += static_cast<T>(load_f64(args.bias.data, args.bias.dtype, o));
-    *out.at<E>((first + r) / T_, (first + r) % T_, o) = round_to<E>(static_cast<double>(value));
-  };
+  T sums[R * kOutputs];
   int64_t o = begin;
-  for (; o + Q <= end; o += Q) {
-    T result[Q][R];
-    dots<Q, R>(args.weight.at<const S>(o), stride, rows, x.stride, n, result);
-    for (int q = 0; q < Q; ++q) {
-      for (int r = 0; r < R; ++r) store(o + q, r, result[q][r]);
-    }
-  }
+  for (; o + Q <= end; o += Q) dots<Q, R>(args.weight.at<const S>(o), stride, rows, x.stride, n, sums + (o - begin));
   for (; o < end; ++o) {
-    T result[1][R];
-    dots<1, R>(args.weight.at<const S>(o), stride, rows, x.stride, n, result);
-    for (int r = 0; r < R; ++r) store(o, r, result[0][r]);
+    T four[R * kOutputs];
+    dots<4, R>(args.weight.at<const S>(o), 0, rows, x.stride, n, four);
+    for (int r = 0; r < R; ++r) sums[r * kOutputs + o - begin] = four[r * kOutputs];
+  }
+  for (int r = 0; r < R; ++r) {
+    const int64_t row = first + r;
+    store_row<T>(sums + r * kOutputs, args.bias, begin, static_cast<int>(end - begin),
+                 out.at<E>(row / per_batch, row % per_batch, begin));
   }
 }
 
@@ -81,7 +81,6 @@ void forward(const DenseArgs& args, const DenseOut& out, const Launch& launch) {
     };
     return multiply_panels<T, E>(x, rows, I, O, args.x.size[1], args.bias, out.out, scratch, launch, pack);
   }
-  constexpr int64_t kOutputs = 32;
   parallel_near(launch, (O + kOutputs - 1) / kOutputs, [&](int64_t task, int) {
     FlushSubnormals flush;
     const int64_t begin = task * kOutputs, end = begin + kOutputs < O ? begin + kOutputs : O;

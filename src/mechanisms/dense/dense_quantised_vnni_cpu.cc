@@ -19,19 +19,21 @@ namespace {
 
 constexpr int64_t kTaskRows = 384, kTaskPanels = 8;
 
-// x in 8 bits: codes [rows, I], and of each group its scale, the start of its sums, and scale times sum of codes.
+// x in 8 bits, rows in blocks of kBlock so that a tile reads along one pointer: codes [blocks, groups, 8, kBlock, 4], and of
+// each group [blocks, groups, kBlock] its scale, the start of its sums, and scale times sum of codes. Rows behind the last are
+// not read.
+constexpr int kBlock = 6;
 struct Codes {
   int8_t* code;
   float* scale;
   int32_t* start;
   float* total;
-  int64_t inputs, groups;
+  int64_t groups;
   static Codes cut(Arena& arena, const View& x) {
     Codes c;
-    const int64_t rows = x.size[0] * x.size[1];
-    c.inputs = x.size[2];
-    c.groups = c.inputs / 32;
-    c.code = arena.take<int8_t>(rows * c.inputs);
+    const int64_t rows = (x.size[0] * x.size[1] + kBlock - 1) / kBlock * kBlock;
+    c.groups = x.size[2] / 32;
+    c.code = arena.take<int8_t>(rows * x.size[2]);
     c.scale = arena.take<float>(rows * c.groups);
     c.start = arena.take<int32_t>(rows * c.groups);
     c.total = arena.take<float>(rows * c.groups);
@@ -47,13 +49,15 @@ void round_rows(const View& x, int zero, const Codes& codes, const Launch& launc
       const E* from = x.at<const E>(i / x.size[1], i % x.size[1]);
       for (int64_t g = 0; g < codes.groups; ++g) {
         float values[32];
-        const int64_t at = i * codes.groups + g;
+        const int64_t at = (i / kBlock * codes.groups + g) * kBlock + i % kBlock;
         const float scale = group_codes(from + 32 * g, values);
         const __m512i low = reinterpret_cast<__m512i>(to_int(Vec<float>::load(values)));
         const __m512i high = reinterpret_cast<__m512i>(to_int(Vec<float>::load(values + 16)));
-        int8_t* to = codes.code + i * codes.inputs + 32 * g;
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(kAll16, low));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_maskz_cvtepi32_epi8(kAll16, high));
+        int8_t four[32], *to = codes.code + (at - i % kBlock) * 32 + i % kBlock * 4;
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(four), _mm512_maskz_cvtepi32_epi8(kAll16, low));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(four + 16), _mm512_maskz_cvtepi32_epi8(kAll16, high));
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) __builtin_memcpy(to + j * 4 * kBlock, four + 4 * j, 4);
         const int32_t total = static_cast<int32_t>(sum(Vec<float>::load(values) + Vec<float>::load(values + 16)));
         codes.scale[at] = scale;
         codes.start[at] = -zero * total;
@@ -84,14 +88,18 @@ LINNET_INLINE void tile(const DenseQuantisedArgs& args, const Codes& x, int64_t 
   const int64_t groups = x.groups;
   const int64_t next_panel = args.codes.stride[0], next_block = groups > 1 ? args.codes.stride[1] : kBytes;
   const uint8_t* block = static_cast<const uint8_t*>(args.codes.data) + panel * next_panel;
-  const int8_t* code = x.code + row * x.inputs;
+  const int64_t start = row / kBlock * groups * kBlock + row % kBlock;  // of the block's groups; R rows stay in one block
+  const int8_t* code = x.code + (start - row % kBlock) * 32 + row % kBlock * 4;
+  const float *x_scale = x.scale + start, *x_total = x.total + start;
+  const int32_t* x_start = x.start + start;
   const __m512i low = _mm512_set1_epi8(15);
   const bool offset = args.offset.given();
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
     for (int p = 0; p < P; ++p) sums[r][p] = vf{};
-  for (int64_t g = 0; g < groups; ++g, block += next_block, code += 32) {
+  for (int64_t g = 0; g < groups;
+       ++g, block += next_block, code += 32 * kBlock, x_scale += kBlock, x_total += kBlock, x_start += kBlock) {
     // One panel lies behind the other: what comes next.
     if constexpr (R == 1) {
 #pragma GCC unroll 8
@@ -101,7 +109,7 @@ LINNET_INLINE void tile(const DenseQuantisedArgs& args, const Codes& x, int64_t 
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-      for (int p = 0; p < P; ++p) acc[r][p] = reinterpret_cast<__m512i>(vi32{} + x.start[(row + r) * groups + g]);
+      for (int p = 0; p < P; ++p) acc[r][p] = reinterpret_cast<__m512i>(vi32{} + x_start[r]);
     if constexpr (kFour) {
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
@@ -114,7 +122,7 @@ LINNET_INLINE void tile(const DenseQuantisedArgs& args, const Codes& x, int64_t 
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          const __m512i a = quad(code + r * x.inputs + 4 * j), b = quad(code + r * x.inputs + 16 + 4 * j);
+          const __m512i a = quad(code + (j * kBlock + r) * 4), b = quad(code + ((4 + j) * kBlock + r) * 4);
 #pragma GCC unroll 2
           for (int p = 0; p < P; ++p) {
             acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], first[p], a);
@@ -130,7 +138,7 @@ LINNET_INLINE void tile(const DenseQuantisedArgs& args, const Codes& x, int64_t 
         for (int p = 0; p < P; ++p) w[p] = load_bytes(block + p * next_panel + 64 * j);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          const __m512i a = quad(code + r * x.inputs + 4 * j);
+          const __m512i a = quad(code + (j * kBlock + r) * 4);
 #pragma GCC unroll 2
           for (int p = 0; p < P; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], w[p], a);
         }
@@ -142,8 +150,8 @@ LINNET_INLINE void tile(const DenseQuantisedArgs& args, const Codes& x, int64_t 
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const vf exact = _mm512_maskz_cvtepi32_ps(kAll16, acc[r][p]);
-        sums[r][p] = fma(exact * x.scale[(row + r) * groups + g], scale, sums[r][p]);
-        if (offset) sums[r][p] = fma(base, vf{} + x.total[(row + r) * groups + g], sums[r][p]);
+        sums[r][p] = fma(exact * x_scale[r], scale, sums[r][p]);
+        if (offset) sums[r][p] = fma(base, vf{} + x_total[r], sums[r][p]);
       }
     }
   }

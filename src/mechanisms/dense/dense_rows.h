@@ -119,6 +119,25 @@ LINNET_INLINE typename Vec<T>::V load_weights(const View& view, int64_t at, int 
   }
 }
 
+// sums[q] = sum over the lanes of acc[q * kStep], q < 4: transposed inside the 16-byte pieces and added, then the pieces.
+template <int kStep, class T>
+LINNET_INLINE void sum_four(const typename Vec<T>::V* acc, T* sums) {
+  if constexpr (sizeof(T) == 4) {
+    vf v[4] = {acc[0], acc[kStep], acc[2 * kStep], acc[3 * kStep]};
+    transpose_pieces(v);
+    const vf all = (v[0] + v[1]) + (v[2] + v[3]);
+    float lanes[Vec<float>::W];
+    Vec<float>::store(lanes, all);
+    for (int q = 0; q < 4; ++q) {
+      float total = lanes[q];
+      for (int piece = 1; piece < kPieces; ++piece) total += lanes[4 * piece + q];
+      sums[q] = total;
+    }
+  } else {
+    for (int q = 0; q < 4; ++q) sums[q] = sum(acc[q * kStep]);
+  }
+}
+
 // One row of sums plus bias to the result's row.
 template <class T, class E>
 LINNET_INLINE void store_row(const T* sums, const View& bias, int64_t column, int n, E* out) {
