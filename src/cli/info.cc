@@ -279,7 +279,8 @@ int info_main(const Arguments& args) {
     if (const std::vector<const Op*> ops = operators_of(name); !ops.empty())
       return print_mechanism(name, ops, args.has("json"));
     const std::string hint = did_you_mean(name, names);
-    return fail(bad_input("info: there is no operator or layer '" + name + "'" + (hint.empty() ? "; linnet list shows them" : hint)));
+    return fail(
+        bad_input("info: there is no operator or layer '" + name + "'" + (hint.empty() ? "; linnet list shows them" : hint)));
   }
   if (args.has("case")) return explain(*op, args.text("case"), args.has("json"));
   const Impl* chosen;

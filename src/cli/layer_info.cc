@@ -32,7 +32,9 @@ std::string init_text(const layers::Init& init) {
     case layers::Init::Rule::constant:
     case layers::Init::Rule::fan_in:
     case layers::Init::Rule::xavier:
-    case layers::Init::Rule::range: std::snprintf(text, sizeof text, "%s(%g)", layers::rule_name(init.rule), init.a); return text;
+    case layers::Init::Rule::range:
+      std::snprintf(text, sizeof text, "%s(%g)", layers::rule_name(init.rule), init.a);
+      return text;
     default: std::snprintf(text, sizeof text, "%s(%g, %g)", layers::rule_name(init.rule), init.a, init.b); return text;
   }
 }
@@ -79,8 +81,8 @@ Status print_layer(const layers::Layer& layer, const Record& record) {
   Table steps({{"steps"}, {"shape"}, {""}});
   for (const Step& step : record.steps) {
     if (step.kind == StepKind::view) continue;
-    steps.row({"  " + step.name, layers::shape_text(record.values[static_cast<size_t>(step.result)].shape),
-               step_text(record, step)});
+    steps.row(
+        {"  " + step.name, layers::shape_text(record.values[static_cast<size_t>(step.result)].shape), step_text(record, step)});
   }
   steps.print(stdout);
   std::printf("\n");

@@ -29,12 +29,14 @@ Status record_cost(const Record& record, int64_t batch, int64_t tokens, int64_t 
   const double element = static_cast<double>(dtype_size(activations));
   for (size_t s = 0; s < record.steps.size(); ++s) {
     const Step& step = record.steps[s];
-    const double results = static_cast<double>(dummy(record.values[static_cast<size_t>(step.result)].shape, activations, sizes).elements());
+    const double results =
+        static_cast<double>(dummy(record.values[static_cast<size_t>(step.result)].shape, activations, sizes).elements());
     if (step.kind == StepKind::view) continue;
     if (step.kind != StepKind::op) {
       double read = 0, most = results;
       for (const auto& [name, id] : step.inputs) {
-        const double count = static_cast<double>(dummy(record.values[static_cast<size_t>(id)].shape, activations, sizes).elements());
+        const double count =
+            static_cast<double>(dummy(record.values[static_cast<size_t>(id)].shape, activations, sizes).elements());
         read += count;
         most = std::max(most, count);
       }
@@ -59,7 +61,10 @@ Status record_cost(const Record& record, int64_t batch, int64_t tokens, int64_t 
     for (const auto& [name, id] : step.inputs) {
       const TensorDecl* decl = op->find_input(name);
       if (decl == nullptr) continue;
-      const Dtype dtype = decl->element == Element::index ? Dtype::i64 : decl->element == Element::mask ? Dtype::u8 : decl->element == Element::acc ? acc : activations;
+      const Dtype dtype = decl->element == Element::index  ? Dtype::i64
+                          : decl->element == Element::mask ? Dtype::u8
+                          : decl->element == Element::acc  ? acc
+                                                           : activations;
       View view = dummy(record.values[static_cast<size_t>(id)].shape, dtype, sizes);
       if (dtype == Dtype::i64) {  // tokens: values are looked at, all of them 0
         for (int d = 0; d < view.rank; ++d) view.stride[d] = 0;

@@ -18,7 +18,8 @@ struct DeltaNet {
 
 Value record(Recorder& l, const DeltaNet& o, Value x) {  // x [B, T, hidden]
   const bool derived = o.key == 0 || o.value == 0;
-  if (!l.require(!derived || o.hidden % o.heads == 0, "hidden is " + whole(o.hidden) + ", expected a multiple of heads, " + whole(o.heads))) {
+  if (!l.require(!derived || o.hidden % o.heads == 0,
+                 "hidden is " + whole(o.hidden) + ", expected a multiple of heads, " + whole(o.heads))) {
     return {};
   }
   const int64_t K = o.key > 0 ? o.key : o.hidden / o.heads, V = o.value > 0 ? o.value : o.hidden / o.heads;
@@ -64,7 +65,8 @@ const Layer& deltanet_layer() {
   static const Layer layer = make_layer<O, record>(
       "DeltaNet", "Yang, Wang, Zhang, Shen, Kim, NeurIPS 2024, arXiv 2406.06484",
       Declaration<O>("deltanet", "delta", "DeltaNet: a state that is corrected towards each value")
-          .equation("y = Wo rmsnorm(delta(q, k, v, beta)); q, k = unit(silu(conv(W x))), v = silu(conv(Wv x)), beta = sigmoid(Wb x)")
+          .equation(
+              "y = Wo rmsnorm(delta(q, k, v, beta)); q, k = unit(silu(conv(W x))), v = silu(conv(Wv x)), beta = sigmoid(Wb x)")
           .option("hidden", &O::hidden, 1, kAnyCount, "channels of x")
           .option("heads", &O::heads, 1, kAnyCount, "heads")
           .option("key", &O::key, 0, kAnyCount, "channels of a head's queries and keys; 0: hidden / heads")

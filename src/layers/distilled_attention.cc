@@ -15,7 +15,8 @@ Value record_distilled(Recorder& l, const Distilled& o, Value x) {  // x [B, T, 
   if (!check_projections(l, o)) return {};
   const Heads h = project(l, o, x);
   const Value z = l.weight("z", {o.heads, o.features, o.keys()}, normal(1), as("z"), "directions of the features");
-  const Value alpha = l.map("exp(log_alpha)", {{"log_alpha", l.weight("log_alpha", {o.heads, o.features}, zeros(), as("log_alpha"))}}, "alpha");
+  const Value alpha =
+      l.map("exp(log_alpha)", {{"log_alpha", l.weight("log_alpha", {o.heads, o.features}, zeros(), as("log_alpha"))}}, "alpha");
   const Value y = l.op("distill", {{"q", h.q}, {"k", h.k}, {"v", h.v}, {"z", z}, {"alpha", alpha}},
                        {{"causal", flag(o.causal)}, {"scale", o.scale.given ? number_text(o.scale.value) : "none"}});
   return project_out(l, o, y);
@@ -33,10 +34,13 @@ Value record_hybrid(Recorder& l, const Hybrid& o, Value x) {  // x [B, T, hidden
   const Heads h = project(l, o, x);
   const int64_t K = o.keys(), F = o.features > 0 ? o.features : (K + 1) / 2;
   const Init start = F == K ? identity() : fan_in();
-  const Value wq = l.weight("feature_map_q.weight", {o.heads, K, F}, start, as("fq")), wk = l.weight("feature_map_k.weight", {o.heads, K, F}, start, as("fk"));
-  const Value factor = l.weight("window_factor", {o.heads}, constant(-2.1972246), as("window_factor"), "logit of the window's share");
-  const Value y = l.op("distill_window", {{"q", h.q}, {"k", h.k}, {"v", h.v}, {"wq", wq}, {"wk", wk}, {"window_factor", factor}},
-                       {{"window", whole(o.window)}}, "hybrid", o.form == Form::sliding ? "out_sliding" : "out_terraced");
+  const Value wq = l.weight("feature_map_q.weight", {o.heads, K, F}, start, as("fq")),
+              wk = l.weight("feature_map_k.weight", {o.heads, K, F}, start, as("fk"));
+  const Value factor =
+      l.weight("window_factor", {o.heads}, constant(-2.1972246), as("window_factor"), "logit of the window's share");
+  const Value y =
+      l.op("distill_window", {{"q", h.q}, {"k", h.k}, {"v", h.v}, {"wq", wq}, {"wk", wk}, {"window_factor", factor}},
+           {{"window", whole(o.window)}}, "hybrid", o.form == Form::sliding ? "out_sliding" : "out_terraced");
   return project_out(l, o, y);
 }
 

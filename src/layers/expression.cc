@@ -10,14 +10,30 @@ namespace linnet::layers {
 namespace {
 
 constexpr std::pair<std::string_view, MapCode> kFunctions[] = {
-    {"exp", MapCode::exp},           {"expm1", MapCode::expm1},       {"log", MapCode::log},
-    {"log1p", MapCode::log1p},       {"sqrt", MapCode::sqrt},         {"rsqrt", MapCode::rsqrt},
-    {"abs", MapCode::abs},           {"square", MapCode::square},     {"tanh", MapCode::tanh},
-    {"erf", MapCode::erf},           {"sin", MapCode::sin},           {"cos", MapCode::cos},
-    {"sigmoid", MapCode::sigmoid},   {"silu", MapCode::silu},         {"softplus", MapCode::softplus},
-    {"logsigmoid", MapCode::logsigmoid}, {"relu", MapCode::relu},     {"gelu", MapCode::gelu},
-    {"gelu_tanh", MapCode::gelu_tanh}, {"sum", MapCode::sum},         {"mean", MapCode::mean},
-    {"amax", MapCode::amax},         {"min", MapCode::min},           {"max", MapCode::max},
+    {"exp", MapCode::exp},
+    {"expm1", MapCode::expm1},
+    {"log", MapCode::log},
+    {"log1p", MapCode::log1p},
+    {"sqrt", MapCode::sqrt},
+    {"rsqrt", MapCode::rsqrt},
+    {"abs", MapCode::abs},
+    {"square", MapCode::square},
+    {"tanh", MapCode::tanh},
+    {"erf", MapCode::erf},
+    {"sin", MapCode::sin},
+    {"cos", MapCode::cos},
+    {"sigmoid", MapCode::sigmoid},
+    {"silu", MapCode::silu},
+    {"softplus", MapCode::softplus},
+    {"logsigmoid", MapCode::logsigmoid},
+    {"relu", MapCode::relu},
+    {"gelu", MapCode::gelu},
+    {"gelu_tanh", MapCode::gelu_tanh},
+    {"sum", MapCode::sum},
+    {"mean", MapCode::mean},
+    {"amax", MapCode::amax},
+    {"min", MapCode::min},
+    {"max", MapCode::max},
 };
 
 struct Node {

@@ -29,7 +29,9 @@ Value conditioning(Recorder& l, const Fem& o, int64_t columns, Value x) {
   const int64_t Hc = o.conv_hidden;
   const std::vector<Setting> eps = {{"eps", number_text(o.norm_eps)}};
   const Value n = l.op("layer_norm",
-                       {{"x", x}, {"weight", l.weight("conv.norm.weight", {o.hidden}, ones(), as("norm_w"))}, {"bias", l.weight("conv.norm.bias", {o.hidden}, zeros(), as("norm_b"))}},
+                       {{"x", x},
+                        {"weight", l.weight("conv.norm.weight", {o.hidden}, ones(), as("norm_w"))},
+                        {"bias", l.weight("conv.norm.bias", {o.hidden}, zeros(), as("norm_b"))}},
                        eps, "conv.norm");
   const auto project = [&](const std::string& name) {
     const Value bias = o.bias ? l.weight("conv." + name + "_proj.bias", {Hc}, zeros(), as("b" + name)) : Value();
@@ -40,9 +42,12 @@ Value conditioning(Recorder& l, const Fem& o, int64_t columns, Value x) {
   const Value a = l.map("-softplus(a)", {{"a", project("a")}}, "conv.decay");
   // h_t = exp(a_t) h_{t-1} + y_t for each channel: a head of one key and one value channel.
   const Value one = l.constant(1, {kB, kT, Hc, 1});
-  const Value h = l.op("decay", {{"q", one}, {"k", one}, {"v", l.split(project("y"), Hc)}, {"g", a}}, {{"scale", "1"}}, "conv.memory");
+  const Value h =
+      l.op("decay", {{"q", one}, {"k", one}, {"v", l.split(project("y"), Hc)}, {"g", a}}, {{"scale", "1"}}, "conv.memory");
   const Value mid = l.op("layer_norm",
-                         {{"x", l.join(h)}, {"weight", l.weight("conv.mid_norm.weight", {Hc}, ones(), as("mid_w"))}, {"bias", l.weight("conv.mid_norm.bias", {Hc}, zeros(), as("mid_b"))}},
+                         {{"x", l.join(h)},
+                          {"weight", l.weight("conv.mid_norm.weight", {Hc}, ones(), as("mid_w"))},
+                          {"bias", l.weight("conv.mid_norm.bias", {Hc}, zeros(), as("mid_b"))}},
                          eps, "conv.mid_norm");
   const Value mixed = l.map("gate * mid", {{"gate", gate}, {"mid", mid}}, "conv.mixed");
   return l.dense(mixed, l.weight("conv.out_proj.weight", {columns, Hc}, zeros(), transposed("wc")));
@@ -54,7 +59,8 @@ Value record(Recorder& l, const Fem& o, Value x) {  // x [B, T, hidden]
   const int64_t K = ssm ? 0 : o.key > 0 ? o.key : o.prior == Prior::aft ? E : 2 * E;
   l.require(E % H == 0, "width is " + whole(E) + ", expected a multiple of heads, " + whole(H));
   l.require(K % H == 0, "key is " + whole(K) + ", expected a multiple of heads, " + whole(H));
-  l.require(o.prior != Prior::aft || K == E, "key is " + whole(K) + ", expected the width, " + whole(E) + ", for the prior aft");
+  l.require(o.prior != Prior::aft || K == E,
+            "key is " + whole(K) + ", expected the width, " + whole(E) + ", for the prior aft");
   if (!l.ok()) return {};
   const int64_t V = E / H;
   const Value c = o.conv ? conditioning(l, o, 3 * E + 2 * K, x) : Value();
@@ -81,14 +87,16 @@ Value record(Recorder& l, const Fem& o, Value x) {  // x [B, T, hidden]
     k = rope(l, o.rope, o.rope_base, l.split(k, H), "k_rotary");
   }
   if (ssm) v = l.map("sigmoid(v)", {{"v", v}}, "v_sigmoid");
-  const Value lam = o.lse ? l.map("sigmoid(l)", {{"l", l.split(inner, H)}}, "lam") : l.map("one * 0", {{"one", l.constant(1, {kB, kT, H, V})}}, "lam");
+  const Value lam = o.lse ? l.map("sigmoid(l)", {{"l", l.split(inner, H)}}, "lam")
+                          : l.map("one * 0", {{"one", l.constant(1, {kB, kT, H, V})}}, "lam");
   if (o.gate) {
     const Value soft = l.map("softplus(g) + 1e-6", {{"g", l.split(g, H)}}, "g_soft");
     g = l.map(unit_gate("g", V), {{"g", soft}}, "g_unit");
   }
   const bool learned = o.lse && o.temperature;
-  const Value beta = learned ? l.map("softplus(b) + 1e-6", {{"b", l.split(l.weight("beta", {E}, constant(1.8), as("beta")), H)}}, "beta_soft")
-                             : l.map("one * 1", {{"one", l.constant(1, {H, V})}}, "beta_soft");
+  const Value beta =
+      learned ? l.map("softplus(b) + 1e-6", {{"b", l.split(l.weight("beta", {E}, constant(1.8), as("beta")), H)}}, "beta_soft")
+              : l.map("one * 1", {{"one", l.constant(1, {H, V})}}, "beta_soft");
   std::vector<Named> inputs = {{"v", l.split(v, H)}, {"beta", beta}, {"lam", lam}, {"q", q}, {"k", k}, {"g", g}};
   if (o.prior == Prior::gated) {
     inputs.push_back({"a", l.map("-(relu(d) + 1e-6)", {{"d", project("d", "d", H, false)}}, "a")});
@@ -100,7 +108,8 @@ Value record(Recorder& l, const Fem& o, Value x) {  // x [B, T, hidden]
     inputs.push_back({"Cm", l.map("softplus(p) + 1e-6", {{"p", l.slice(p, E + o.rank, E + 2 * o.rank)}}, "Cm")});
     const Value A_log = l.weight("A_log", {H, V, o.rank}, constant(-1), as("A_log"));
     inputs.push_back({"A", l.map("-softplus(A_log)", {{"A_log", A_log}}, "A")});
-    inputs.push_back({"D", l.map("softplus(D) + 1e-6", {{"D", l.split(l.weight("D_diag", {E}, ones(), as("D_diag")), H)}}, "D")});
+    inputs.push_back(
+        {"D", l.map("softplus(D) + 1e-6", {{"D", l.split(l.weight("D_diag", {E}, ones(), as("D_diag")), H)}}, "D")});
   }
   const Value y = l.op("fem_read", inputs,
                        {{"prior", kPriors[static_cast<size_t>(o.prior)]},

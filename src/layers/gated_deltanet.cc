@@ -12,8 +12,8 @@ struct GatedDeltaNet {
 
 Value record(Recorder& l, const GatedDeltaNet& o, Value x) {  // x [B, T, hidden]
   const int64_t heads = o.value_heads > 0 ? o.value_heads : o.heads;
-  l.require(heads % o.heads == 0, "value_heads is " + std::to_string(heads) + ", expected a multiple of heads, " +
-                                      std::to_string(o.heads));
+  l.require(heads % o.heads == 0,
+            "value_heads is " + std::to_string(heads) + ", expected a multiple of heads, " + std::to_string(o.heads));
   const Value q = branch(l, "q", {o.hidden, o.heads, o.key, o.taps, "silu", o.conv_bias}, x);
   const Value k = branch(l, "k", {o.hidden, o.heads, o.key, o.taps, "silu", o.conv_bias}, x);
   const Value v = branch(l, "v", {o.hidden, heads, o.value, o.taps, "silu", o.conv_bias}, x);

@@ -15,7 +15,8 @@ Value record(Recorder& l, const Gla& o, Value x) {  // x [B, T, hidden]
   const int64_t kv = o.kv_heads > 0 ? o.kv_heads : o.heads, groups = o.heads / kv;
   l.require(o.heads % kv == 0, "heads is " + whole(o.heads) + ", expected a multiple of kv_heads, " + whole(kv));
   if (o.key == 0 || o.value == 0) {
-    l.require(o.hidden % (2 * o.heads) == 0, "hidden is " + whole(o.hidden) + ", expected a multiple of 2 heads, " + whole(2 * o.heads));
+    l.require(o.hidden % (2 * o.heads) == 0,
+              "hidden is " + whole(o.hidden) + ", expected a multiple of 2 heads, " + whole(2 * o.heads));
   }
   if (!l.ok()) return {};
   const int64_t K = o.key > 0 ? o.key : o.hidden / (2 * o.heads), V = o.value > 0 ? o.value : o.hidden / o.heads;
@@ -34,7 +35,8 @@ Value record(Recorder& l, const Gla& o, Value x) {  // x [B, T, hidden]
     z = l.split(l.dense(x, l.weight("g_proj.weight", {o.heads * V, o.hidden}, normal(0.02), transposed("wr")), bias), o.heads);
   }
   const Value weight = o.norm ? l.weight("g_norm_swish_gate.weight", {V}, ones(), as("norm")) : Value();
-  y = l.op("rms_norm_gated", {{"x", y}, {"z", z}, {"weight", weight}}, {{"eps", number_text(o.eps)}, {"norm_before_gate", "1"}}, "g_norm_swish_gate");
+  y = l.op("rms_norm_gated", {{"x", y}, {"z", z}, {"weight", weight}}, {{"eps", number_text(o.eps)}, {"norm_before_gate", "1"}},
+           "g_norm_swish_gate");
   return l.dense(l.join(y), l.weight("o_proj.weight", {o.hidden, o.heads * V}, normal(0.02), transposed("wo")));
 }
 

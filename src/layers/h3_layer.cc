@@ -17,7 +17,8 @@ struct H3 {
 
 Value record(Recorder& l, const H3& o, Value x) {  // x [B, T, hidden]
   const int64_t C = o.hidden, H = C / o.head_dim, N = o.shift, M = o.modes;
-  if (!l.require(C % o.head_dim == 0, "hidden is " + whole(C) + ", expected a multiple of head_dim, " + whole(o.head_dim))) return {};
+  if (!l.require(C % o.head_dim == 0, "hidden is " + whole(C) + ", expected a multiple of head_dim, " + whole(o.head_dim)))
+    return {};
   const auto project = [&](Value from, const std::string& n, const std::string& alias) {
     const Value bias = o.bias ? l.weight(n + ".bias", {C}, zeros(), as("b" + alias)) : Value();
     return l.dense(from, l.weight(n + ".weight", {C, C}, normal(0.02), as("w" + alias)), bias);
@@ -51,17 +52,17 @@ void of_file(const FileFacts& f, std::vector<Setting>* s) {
 
 const Layer& h3_mixer_layer() {
   using O = H3;
-  static const Layer layer = make_layer<O, record>(
-      "H3", "Fu, Dao, Saab, Thomas, Rudra, Re, ICLR 2023, arXiv 2212.14052",
-      Declaration<O>("h3_mixer", "h3", "H3: a shift and a diagonal state space model with two gates")
-          .equation("y = Wo h3(Wq x, Wk x, Wv x) + bo")
-          .option("hidden", &O::hidden, 1, kAnyCount, "channels of x")
-          .option("head_dim", &O::head_dim, 1, kAnyCount, "slots of a head, a divisor of hidden")
-          .option("shift", &O::shift, 1, kAnyCount, "taps of the short filter")
-          .option("modes", &O::modes, 1, kAnyCount, "complex states of a head")
-          .option("disc", &O::disc, {"bilinear", "zoh"}, "how the continuous system becomes discrete")
-          .option("bias", &O::bias, "the projections have a bias"),
-      {{"h3", "attention", {{"heads", ""}}, of_file, "u", "layer_out", "layer_out"}});
+  static const Layer layer =
+      make_layer<O, record>("H3", "Fu, Dao, Saab, Thomas, Rudra, Re, ICLR 2023, arXiv 2212.14052",
+                            Declaration<O>("h3_mixer", "h3", "H3: a shift and a diagonal state space model with two gates")
+                                .equation("y = Wo h3(Wq x, Wk x, Wv x) + bo")
+                                .option("hidden", &O::hidden, 1, kAnyCount, "channels of x")
+                                .option("head_dim", &O::head_dim, 1, kAnyCount, "slots of a head, a divisor of hidden")
+                                .option("shift", &O::shift, 1, kAnyCount, "taps of the short filter")
+                                .option("modes", &O::modes, 1, kAnyCount, "complex states of a head")
+                                .option("disc", &O::disc, {"bilinear", "zoh"}, "how the continuous system becomes discrete")
+                                .option("bias", &O::bias, "the projections have a bias"),
+                            {{"h3", "attention", {{"heads", ""}}, of_file, "u", "layer_out", "layer_out"}});
   return layer;
 }
 

@@ -17,8 +17,10 @@ struct Inline {
 Value record(Recorder& l, const Inline& o, Value x) {  // x [B, T, hidden]
   const int64_t C = o.hidden, H = o.heads, D = C / H;
   if (!l.require(C % H == 0, "hidden is " + whole(C) + ", expected a multiple of heads, " + whole(H))) return {};
-  const Value qkv = l.dense(x, l.weight("qkv.weight", {3 * C, C}, normal(0.02), transposed("wqkv")), o.bias ? l.weight("qkv.bias", {3 * C}, zeros(), as("bqkv")) : Value());
-  const Value q = l.split(l.slice(qkv, 0, C), H), k = l.split(l.slice(qkv, C, 2 * C), H), v = l.split(l.slice(qkv, 2 * C, 3 * C), H);
+  const Value qkv = l.dense(x, l.weight("qkv.weight", {3 * C, C}, normal(0.02), transposed("wqkv")),
+                            o.bias ? l.weight("qkv.bias", {3 * C}, zeros(), as("bqkv")) : Value());
+  const Value q = l.split(l.slice(qkv, 0, C), H), k = l.split(l.slice(qkv, C, 2 * C), H),
+              v = l.split(l.slice(qkv, 2 * C, 3 * C), H);
   std::vector<Setting> options = {{"kernel", kKernels[static_cast<size_t>(o.kernel)]},
                                   {"causal", flag(o.causal)},
                                   {"scale", o.scale.given ? number_text(o.scale.value) : "none"}};
@@ -29,9 +31,12 @@ Value record(Recorder& l, const Inline& o, Value x) {  // x [B, T, hidden]
     l.tokens(T);
     // The mean token, in heads: linear attention with every weight 1, divided by their number.
     const Value one = l.constant(1, {kB, kT, H, 1});
-    const Value mean = l.op("linear", {{"q", one}, {"k", one}, {"v", l.split(x, H)}}, {{"map", "relu"}, {"causal", "0"}, {"normalize", "1"}, {"eps", "0"}}, "mean");
+    const Value mean = l.op("linear", {{"q", one}, {"k", one}, {"v", l.split(x, H)}},
+                            {{"map", "relu"}, {"causal", "0"}, {"normalize", "1"}, {"eps", "0"}}, "mean");
     const Value pooled = l.drop_token(l.last(mean));
-    for (const auto& [name, size] : {std::pair<const char*, int64_t>{"height", o.height}, {"width", o.width}, {"prefix", o.prefix}}) options.push_back({name, whole(size)});
+    for (const auto& [name, size] :
+         {std::pair<const char*, int64_t>{"height", o.height}, {"width", o.width}, {"prefix", o.prefix}})
+      options.push_back({name, whole(size)});
     y = l.op("inline_residual",
              {{"q", q},
               {"k", k},
@@ -45,7 +50,8 @@ Value record(Recorder& l, const Inline& o, Value x) {  // x [B, T, hidden]
   } else {
     y = l.op("inline", {{"q", q}, {"k", k}, {"v", v}}, options);
   }
-  return l.dense(l.join(y), l.weight("proj.weight", {C, C}, normal(0.02), transposed("wo")), o.bias ? l.weight("proj.bias", {C}, zeros(), as("bo")) : Value());
+  return l.dense(l.join(y), l.weight("proj.weight", {C, C}, normal(0.02), transposed("wo")),
+                 o.bias ? l.weight("proj.bias", {C}, zeros(), as("bo")) : Value());
 }
 
 void of_file(const FileFacts& f, std::vector<Setting>* s) {

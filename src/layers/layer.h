@@ -47,9 +47,9 @@ struct LayerFile {
 };
 
 struct Layer {
-  std::string module;    // the class in Python: GatedDeltaNet
-  std::string paper;     // source
-  Op options;            // name, summary, equation and options; no tensors
+  std::string module;  // the class in Python: GatedDeltaNet
+  std::string paper;   // source
+  Op options;          // name, summary, equation and options; no tensors
   Value (*record)(Recorder& l, const void* options, Value x) = nullptr;
   std::vector<LayerFile> files;
 

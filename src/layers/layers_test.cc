@@ -1,5 +1,7 @@
 // One table for all layers: at once = in pieces = token by token = packed = several sessions in one call, in f64 and f32; the
 // vector files in four types; wrong options get their sentence.
+#include "check/layers.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,7 +10,6 @@
 #include <sstream>
 
 #include "capi/linnet_c.h"
-#include "check/layers.h"
 #include "check/tensor.h"
 #include "layers/cost.h"
 #include "layers/describe.h"
@@ -145,7 +146,8 @@ Tensor in_steps(Runner* runner, const Tensor& x, const std::vector<int64_t>& siz
   State state;
   const Status status = runner->make_state(x.sizes[0], 4, &state);  // caches grow on the way
   EXPECT_TRUE(status.ok()) << status.message();
-  Tensor all(x.dtype, {x.sizes[0], x.sizes[1], runner->record().values[static_cast<size_t>(runner->record().output)].shape.back()});
+  Tensor all(x.dtype,
+             {x.sizes[0], x.sizes[1], runner->record().values[static_cast<size_t>(runner->record().output)].shape.back()});
   int64_t begin = 0;
   for (const int64_t size : sizes) {
     const Tensor part = run(runner, check::tokens(x, begin, begin + size), {&state});
@@ -162,7 +164,8 @@ Tensor in_steps(Runner* runner, const Tensor& x, const std::vector<int64_t>& siz
 
 TEST(Layers, EveryLayerStandsInTheTable) {
   for (const Layer* layer : all_layers()) {
-    const bool found = std::any_of(std::begin(kCases), std::end(kCases), [&](const Case& c) { return layer->name() == c.layer; });
+    const bool found =
+        std::any_of(std::begin(kCases), std::end(kCases), [&](const Case& c) { return layer->name() == c.layer; });
     EXPECT_TRUE(found) << layer->name();
   }
 }
@@ -206,7 +209,8 @@ TEST(Layers, AtOnceInPiecesAndTokenByToken) {
       const int64_t O = next.sizes[2];
       for (int64_t i = 0; i < O; ++i) {
         EXPECT_NEAR(next.get(i), whole.get((T - 1) * O + i), 100 * gate * (1 + std::abs(whole.get((T - 1) * O + i))));
-        EXPECT_NEAR(next.get(O + i), whole.get((T + T - 2) * O + i), 100 * gate * (1 + std::abs(whole.get((T + T - 2) * O + i))));
+        EXPECT_NEAR(next.get(O + i), whole.get((T + T - 2) * O + i),
+                    100 * gate * (1 + std::abs(whole.get((T + T - 2) * O + i))));
       }
       EXPECT_EQ(copy.position(), T - 1);
     }
@@ -297,7 +301,8 @@ TEST(Layers, WrongTensorsGetASentence) {
   ASSERT_TRUE(other.make_state(1, 8, &state).ok());
   EXPECT_EQ(message(runner.run(x.view(), out.view(), {&state})), "deltanet: state 0 was not made by this runner");
   ASSERT_TRUE(runner.make_state(2, 8, &state).ok());
-  EXPECT_EQ(message(runner.run(x.view(), out.view(), {&state})), "deltanet: the states have 2 rows, expected 1 (the rows of x)");
+  EXPECT_EQ(message(runner.run(x.view(), out.view(), {&state})),
+            "deltanet: the states have 2 rows, expected 1 (the rows of x)");
   EXPECT_EQ(message(runner.run_packed(x.view(), {0, 2}, out.view())), "deltanet: offsets are no ascending numbers from 0 to 3");
 }
 
@@ -318,7 +323,8 @@ TEST(Layers, ParametersAndStates) {
     int64_t parameters, state;  // state in f32 numbers of one row
   } cases[] = {
       {"metala_attention", "hidden=1024 heads=8", 4 * 1024 * 1024 + 1024 / 2 + 5 * 1024, 1024 * 1024 / 16 + 3 * 1024},
-      {"mamba1", "hidden=768 state=16", 768 * 3072 + 1536 * 5 + 1536 * 80 + 1536 * 49 + 1536 * 16 + 1536 + 1536 * 768, 1536 * 16 + 1536 * 3},
+      {"mamba1", "hidden=768 state=16", 768 * 3072 + 1536 * 5 + 1536 * 80 + 1536 * 49 + 1536 * 16 + 1536 + 1536 * 768,
+       1536 * 16 + 1536 * 3},
       {"gated_deltanet", "", 2 * 1536 * 2048 + 3 * 3072 * 2048 + (2 * 1536 + 3072) * 4 + 2 * 6 * 2048 + 2 * 6 + 512,
        6 * 256 * 512 + 3 * (2 * 1536 + 3072)},
   };
@@ -405,8 +411,7 @@ TEST(Map, Values) {
        [](double a, double b) { return std::min(a, b) + std::max(a, 0.5) + std::min(std::max(b, -1.0), 1.0); }},
       {"gelu(a) + relu(b) + square(a)",
        [](double a, double b) { return 0.5 * a * std::erfc(-a / std::sqrt(2.0)) + std::max(b, 0.0) + a * a; }},
-      {"log(exp(a)) + expm1(b) + log1p(a * a)",
-       [](double a, double b) { return a + std::expm1(b) + std::log1p(a * a); }},
+      {"log(exp(a)) + expm1(b) + log1p(a * a)", [](double a, double b) { return a + std::expm1(b) + std::log1p(a * a); }},
       {"sin(a) + cos(b) + erf(a) + rsqrt(1 + b * b)",
        [](double a, double b) { return std::sin(a) + std::cos(b) + std::erf(a) + 1 / std::sqrt(1 + b * b); }},
       {"gelu_tanh(a)",

@@ -7,11 +7,33 @@ namespace linnet::layers {
 namespace {
 
 enum class Map : int32_t {
-  elu1, identity, cosine, relu, relu2, silu, softplus, exp, focused, cosformer, favor, favor_hyp, favor_relu,
-  hedgehog, hedgehog_exp, hedgehog_joint, t2r, rebased, dpfp, taylor, efficient, product,
+  elu1,
+  identity,
+  cosine,
+  relu,
+  relu2,
+  silu,
+  softplus,
+  exp,
+  focused,
+  cosformer,
+  favor,
+  favor_hyp,
+  favor_relu,
+  hedgehog,
+  hedgehog_exp,
+  hedgehog_joint,
+  t2r,
+  rebased,
+  dpfp,
+  taylor,
+  efficient,
+  product,
 };
-constexpr const char* kMaps[] = {"elu1",     "identity",     "cosine",         "relu", "relu2",   "silu", "softplus", "exp",       "focused", "cosformer", "favor", "favor_hyp", "favor_relu",
-                                 "hedgehog", "hedgehog_exp", "hedgehog_joint", "t2r",  "rebased", "dpfp", "taylor",   "efficient", "product"};
+constexpr const char* kMaps[] = {"elu1",       "identity", "cosine",       "relu",           "relu2", "silu",
+                                 "softplus",   "exp",      "focused",      "cosformer",      "favor", "favor_hyp",
+                                 "favor_relu", "hedgehog", "hedgehog_exp", "hedgehog_joint", "t2r",   "rebased",
+                                 "dpfp",       "taylor",   "efficient",    "product"};
 enum class Divide : int32_t { standard, none, add, max };
 constexpr const char* kDivides[] = {"standard", "none", "add", "max"};
 enum class OutNorm : int32_t { none, rms, layer };
@@ -57,7 +79,8 @@ Value record(Recorder& l, const LinearAttention& o, Value x) {  // x [B, T, hidd
   Value y;
   if (product || is_one_of(o.map, {Map::silu, Map::softplus}) || (o.map == Map::identity && o.scale.given)) {
     const bool divides = o.normalizer == Divide::add || (o.normalizer == Divide::standard && o.map == Map::softplus);
-    std::vector<Setting> options = {{"map", product ? "identity" : kMaps[static_cast<size_t>(o.map)]}, {"causal", causal}, {"normalize", flag(divides)}};
+    std::vector<Setting> options = {
+        {"map", product ? "identity" : kMaps[static_cast<size_t>(o.map)]}, {"causal", causal}, {"normalize", flag(divides)}};
     if (o.scale.given) options.push_back({"scale", number_text(o.scale.value)});
     if (o.eps.given) options.push_back({"eps", eps});
     y = l.op("linear", {{"q", h.q}, {"k", h.k}, {"v", h.v}}, options);
@@ -78,7 +101,8 @@ Value record(Recorder& l, const LinearAttention& o, Value x) {  // x [B, T, hidd
       inputs.push_back({"gamma", l.weight("feature_map.gamma", {K}, ones(), as("gamma"))});
       inputs.push_back({"beta", l.weight("feature_map.beta", {K}, zeros(), as("beta"))});
     } else if (is_one_of(o.map, {Map::favor, Map::favor_hyp, Map::favor_relu})) {
-      const int64_t M = o.features > 0 ? o.features : static_cast<int64_t>(static_cast<double>(K) * std::log(static_cast<double>(K)));
+      const int64_t M =
+          o.features > 0 ? o.features : static_cast<int64_t>(static_cast<double>(K) * std::log(static_cast<double>(K)));
       inputs.push_back({"proj", l.buffer("feature_map.proj", {M > 0 ? M : 1, K}, normal(1), as("proj"), "random directions")});
     }
     std::vector<Setting> options = {{"map", kMaps[static_cast<size_t>(o.map)]},
@@ -96,7 +120,8 @@ Value record(Recorder& l, const LinearAttention& o, Value x) {  // x [B, T, hidd
     y = l.op("features", inputs, options);
   }
   if (o.norm == OutNorm::rms) {
-    y = l.op("rms_norm", {{"x", y}, {"weight", l.weight("norm.weight", {o.values()}, ones(), as("norm"))}}, {{"eps", number_text(o.out_eps)}}, "norm");
+    y = l.op("rms_norm", {{"x", y}, {"weight", l.weight("norm.weight", {o.values()}, ones(), as("norm"))}},
+             {{"eps", number_text(o.out_eps)}}, "norm");
   } else if (o.norm == OutNorm::layer) {
     y = l.op("layer_norm", {{"x", y}}, {{"eps", number_text(o.out_eps)}}, "norm");
   }
@@ -119,11 +144,14 @@ const Layer& linear_attention_layer() {
       Declaration<O>("linear_attention", "features", "linear attention with any feature map")
           .equation("y = Wo (sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j))")
           .LINNET_PROJECTION_OPTIONS(O)
-          .option("map", &O::map, std::vector<std::string>(std::begin(kMaps), std::end(kMaps)), "the feature map; product: W1 x times W2 x")
+          .option("map", &O::map, std::vector<std::string>(std::begin(kMaps), std::end(kMaps)),
+                  "the feature map; product: W1 x times W2 x")
           .option("causal", &O::causal, "a token sees no later one")
-          .option("normalizer", &O::normalizer, {"standard", "none", "add", "max"}, "what divides; standard: what the map's source uses")
+          .option("normalizer", &O::normalizer, {"standard", "none", "add", "max"},
+                  "what divides; standard: what the map's source uses")
           .option("eps", &O::eps, 0, kAnyReal, "of the normaliser; default as in the map's source")
-          .option("scale", &O::scale, -kAnyReal, kAnyReal, "maps identity, silu, softplus, product: multiplies the weights; default key^-0.5")
+          .option("scale", &O::scale, -kAnyReal, kAnyReal,
+                  "maps identity, silu, softplus, product: multiplies the weights; default key^-0.5")
           .option("unit_sum", &O::unit_sum, "q and k divided by their sums")
           .option("norm", &O::norm, {"none", "rms", "layer"}, "of each head's read")
           .option("out_eps", &O::out_eps, 0, 1, "of that norm")
@@ -133,7 +161,8 @@ const Layer& linear_attention_layer() {
           .option("focused_power", &O::focused_power, 1, 16, "map focused")
           .option("favor_eps", &O::favor_eps, 0, 1, "maps favor: added to each feature")
           .option("max_length", &O::max_length, 0, kAnyCount, "map cosformer: longest sequence; 0: as long as the call")
-          .option("key_top", &O::key_top, {"global", "running"}, "maps exp, favor, causal: what exponents of keys are taken less of"),
+          .option("key_top", &O::key_top, {"global", "running"},
+                  "maps exp, favor, causal: what exponents of keys are taken less of"),
       {{"linear", "layer", {}, of_file}, {"features", "layer", {}, of_file}});
   return layer;
 }

@@ -17,17 +17,21 @@ Value record(Recorder& l, const Mamba& o, Value x) {  // x [B, T, hidden]
   const auto optional = [&](bool on, const std::string& name, int64_t size, const std::string& alias) {
     return on ? l.weight(name, {size}, zeros(), as(alias)) : Value();
   };
-  const Value uz = l.dense(x, l.weight("in_proj.weight", {2 * E, o.hidden}, fan_in(), transposed("w_in")), optional(o.bias, "in_proj.bias", 2 * E, "b_in"));
+  const Value uz = l.dense(x, l.weight("in_proj.weight", {2 * E, o.hidden}, fan_in(), transposed("w_in")),
+                           optional(o.bias, "in_proj.bias", 2 * E, "b_in"));
   const Value conv_bias = o.conv_bias ? l.weight("conv1d.bias", {E}, uniform(-0.5, 0.5), as("conv_b")) : Value();
   const Value u = l.op("causal_conv",
-                       {{"x", l.slice(uz, 0, E)}, {"weight", l.weight("conv1d.weight", {E, o.taps}, uniform(-0.5, 0.5), as("conv_w"))}, {"bias", conv_bias}},
+                       {{"x", l.slice(uz, 0, E)},
+                        {"weight", l.weight("conv1d.weight", {E, o.taps}, uniform(-0.5, 0.5), as("conv_w"))},
+                        {"bias", conv_bias}},
                        {{"activation", "silu"}}, "conv1d");
   const Value z = l.slice(uz, E, 2 * E);
   const Value parts = l.dense(u, l.weight("x_proj.weight", {R + 2 * N, E}, fan_in(), transposed("w_x")));  // dt, B, C
   const Value dt = l.dense(l.slice(parts, 0, R), l.weight("dt_proj.weight", {E, R}, uniform(-step, step), transposed("w_dt")));
   const Value A = l.map("-exp(A_log)", {{"A_log", l.weight("A_log", {E, N}, log_range(), as("A_log"))}}, "A");
   const Value dt_bias =
-      o.dt_bias ? l.weight("dt_proj.bias", {E}, inverse_softplus_log_uniform(1e-3, 0.1), as("b_dt"), "added inside the scan") : Value();
+      o.dt_bias ? l.weight("dt_proj.bias", {E}, inverse_softplus_log_uniform(1e-3, 0.1), as("b_dt"), "added inside the scan")
+                : Value();
   const Value D = o.skip ? l.weight("D", {E}, ones(), as("D")) : Value();
   const Value y = l.op("mamba_selective_scan", {{"x", u},
                                                 {"dt", dt},
@@ -37,7 +41,8 @@ Value record(Recorder& l, const Mamba& o, Value x) {  // x [B, T, hidden]
                                                 {"D", D},
                                                 {"z", z},
                                                 {"dt_bias", dt_bias}});
-  return l.dense(y, l.weight("out_proj.weight", {o.hidden, E}, fan_in(), transposed("w_out")), optional(o.bias, "out_proj.bias", o.hidden, "b_out"));
+  return l.dense(y, l.weight("out_proj.weight", {o.hidden, E}, fan_in(), transposed("w_out")),
+                 optional(o.bias, "out_proj.bias", o.hidden, "b_out"));
 }
 
 void of_file(const FileFacts& f, std::vector<Setting>* s) {
@@ -58,7 +63,8 @@ const Layer& mamba_layer() {
   static const Layer layer = make_layer<O, record>(
       "Mamba", "Gu, Dao 2023, arXiv 2312.00752",
       Declaration<O>("mamba1", "mamba", "Mamba: a selective state space, one per channel")
-          .equation("y = W_out scan(u, W_dt dt, -exp(A_log), B, C, D, z); [u, z] = W_in x, u = silu(conv(u)), [dt, B, C] = W_x u")
+          .equation(
+              "y = W_out scan(u, W_dt dt, -exp(A_log), B, C, D, z); [u, z] = W_in x, u = silu(conv(u)), [dt, B, C] = W_x u")
           .option("hidden", &O::hidden, 1, kAnyCount, "channels of x")
           .option("inner", &O::inner, 0, kAnyCount, "channels of the scan; 0: 2 hidden")
           .option("state", &O::state, 1, kAnyCount, "numbers of a channel's state")

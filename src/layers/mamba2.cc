@@ -18,11 +18,14 @@ Value record(Recorder& l, const Mamba2& o, Value x) {  // x [B, T, hidden]
   if (!l.ok()) return {};
   const int64_t H = E / P, mixed = E + 2 * G * N;
   const Value in_bias = o.bias ? l.weight("in_proj.bias", {E + mixed + H}, zeros(), as("b_in")) : Value();
-  const Value all = l.dense(x, l.weight("in_proj.weight", {E + mixed + H, o.hidden}, fan_in(), transposed("w_in")), in_bias);  // z, xBC, dt
+  const Value all =
+      l.dense(x, l.weight("in_proj.weight", {E + mixed + H, o.hidden}, fan_in(), transposed("w_in")), in_bias);  // z, xBC, dt
   const Value z = l.slice(all, 0, E), dt = l.slice(all, E + mixed, E + mixed + H);
   const Value conv_bias = o.conv_bias ? l.weight("conv1d.bias", {mixed}, uniform(-0.5, 0.5), as("conv_b")) : Value();
   const Value xbc = l.op("causal_conv",
-                         {{"x", l.slice(all, E, E + mixed)}, {"weight", l.weight("conv1d.weight", {mixed, o.taps}, uniform(-0.5, 0.5), as("conv_w"))}, {"bias", conv_bias}},
+                         {{"x", l.slice(all, E, E + mixed)},
+                          {"weight", l.weight("conv1d.weight", {mixed, o.taps}, uniform(-0.5, 0.5), as("conv_w"))},
+                          {"bias", conv_bias}},
                          {{"activation", "silu"}}, "conv1d");
   const Value A = l.map("-exp(A_log)", {{"A_log", l.weight("A_log", {H}, log_uniform(1, 16), as("A_log"))}}, "A");
   Value D;
@@ -65,7 +68,8 @@ const Layer& mamba2_layer() {
   static const Layer layer = make_layer<O, record>(
       "Mamba2", "Dao, Gu, ICML 2024, arXiv 2405.21060",
       Declaration<O>("mamba2", "mamba", "Mamba-2: a state space with one decay per head")
-          .equation("y = W_out norm(ssd(x, dt, -exp(A_log), B, C, D, dt_bias) silu(z)); [z, xBC, dt] = W_in x, xBC = silu(conv(xBC))")
+          .equation(
+              "y = W_out norm(ssd(x, dt, -exp(A_log), B, C, D, dt_bias) silu(z)); [z, xBC, dt] = W_in x, xBC = silu(conv(xBC))")
           .option("hidden", &O::hidden, 1, kAnyCount, "channels of x")
           .option("inner", &O::inner, 0, kAnyCount, "channels of the heads together; 0: 2 hidden")
           .option("head", &O::head, 1, kAnyCount, "channels of a head")

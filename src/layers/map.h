@@ -86,10 +86,10 @@ struct MapCall {
 
 }  // namespace linnet::layers
 
-#define LINNET_MAP_IN(isa)                                                      \
-  namespace linnet::isa {                                                       \
-  void map_forward(const layers::MapCall& call, const Launch& launch);          \
-  int64_t map_workspace(const layers::MapCall& call, int workers);              \
+#define LINNET_MAP_IN(isa)                                             \
+  namespace linnet::isa {                                              \
+  void map_forward(const layers::MapCall& call, const Launch& launch); \
+  int64_t map_workspace(const layers::MapCall& call, int workers);     \
   }
 LINNET_MAP_IN(portable)
 LINNET_MAP_IN(avx2)

@@ -213,14 +213,19 @@ struct Rows {
           return num(0.5) * a * (num(1) + tanh(num(0.79788456080286535588) * (a + num(0.044715) * a * a * a)));
         });
         break;
-      case MapCode::sum: reduce(s, T(0), [](V t, V a) { return t + a; }, [](V t) { return sum(t); }); break;
+      case MapCode::sum:
+        reduce(
+            s, T(0), [](V t, V a) { return t + a; }, [](V t) { return sum(t); });
+        break;
       case MapCode::mean: {
         const T count = static_cast<T>(n);
-        reduce(s, T(0), [](V t, V a) { return t + a; }, [&](V t) { return sum(t) / count; });
+        reduce(
+            s, T(0), [](V t, V a) { return t + a; }, [&](V t) { return sum(t) / count; });
         break;
       }
       case MapCode::amax:
-        reduce(s, -static_cast<T>(__builtin_huge_val()), [](V t, V a) { return max(t, a); }, [](V t) { return highest(t); });
+        reduce(
+            s, -static_cast<T>(__builtin_huge_val()), [](V t, V a) { return max(t, a); }, [](V t) { return highest(t); });
         break;
     }
   }

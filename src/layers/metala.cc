@@ -19,19 +19,23 @@ struct MetaLa {
 
 Value record(Recorder& l, const MetaLa& o, Value x) {  // x [B, T, hidden]
   if (o.key == 0 || o.value == 0) {
-    l.require(o.hidden % (2 * o.heads) == 0, "hidden is " + whole(o.hidden) + ", expected a multiple of 2 heads, " + whole(2 * o.heads));
+    l.require(o.hidden % (2 * o.heads) == 0,
+              "hidden is " + whole(o.hidden) + ", expected a multiple of 2 heads, " + whole(2 * o.heads));
   }
   if (!l.ok()) return {};
   const int64_t K = o.key > 0 ? o.key : o.hidden / (2 * o.heads), V = o.value > 0 ? o.value : o.hidden / o.heads;
   Value u = x;
   if (o.taps > 0) {
     const double bound = 1 / std::sqrt(static_cast<double>(o.taps));
-    u = l.op("causal_conv", {{"x", x}, {"weight", l.weight("conv1d.weight", {o.hidden, o.taps}, uniform(-bound, bound), as("conv"))}}, {{"activation", "silu"}}, "conv1d");
+    u = l.op("causal_conv",
+             {{"x", x}, {"weight", l.weight("conv1d.weight", {o.hidden, o.taps}, uniform(-bound, bound), as("conv"))}},
+             {{"activation", "silu"}}, "conv1d");
   }
   const auto project = [&](const std::string& name, const std::string& alias, int64_t width, Value bias = {}) {
     return l.split(l.dense(u, l.weight(name, {o.heads * width, o.hidden}, normal(0.02), as(alias)), bias), o.heads);
   };
-  const Value q = project("q_proj.weight", "wq", K), a = project("a_proj.weight", "wa", K), v = project("v_proj.weight", "wv", V);
+  const Value q = project("q_proj.weight", "wq", K), a = project("a_proj.weight", "wa", K),
+              v = project("v_proj.weight", "wv", V);
   const Value w_aug = o.aug == Aug::none ? Value() : l.weight("w_aug", {o.heads, K}, zeros(), as("w_aug"));
   const bool shifted = o.aug == Aug::sigmoid;
   Value y = l.op("metala_mixer", {{"q", q}, {"a", a}, {"v", v}, {"w_aug", shifted ? Value() : w_aug}},

@@ -131,7 +131,10 @@ int64_t PlanBuilder::layout(const Shape4Call& call, bool keep_values) {
     root = step.inputs.front().second;
   }
   const ValueInfo& out = record_.values[static_cast<size_t>(root)];
-  output_root_ = whole && out.source == Source::step && !folded_[static_cast<size_t>(root)] && dtype_of(out) == call.out.dtype && is_dense(call.out) ? root : -1;
+  output_root_ = whole && out.source == Source::step && !folded_[static_cast<size_t>(root)] &&
+                         dtype_of(out) == call.out.dtype && is_dense(call.out)
+                     ? root
+                     : -1;
 
   std::vector<int> last(count, -1);
   for (size_t s = 0; s < record_.steps.size(); ++s) {
@@ -194,8 +197,8 @@ View PlanBuilder::value(int id) const {
   char* own = arena_ + places_[static_cast<size_t>(id)].offset;
   switch (info.source) {
     case Source::input: {
-      const size_t index = static_cast<size_t>(
-          std::find(record_.inputs.begin(), record_.inputs.end(), id) - record_.inputs.begin());
+      const size_t index =
+          static_cast<size_t>(std::find(record_.inputs.begin(), record_.inputs.end(), id) - record_.inputs.begin());
       return needs_cast(static_cast<int>(index)) ? dense_view(info, own) : call_->inputs[index];
     }
     case Source::parameter: return weights_[static_cast<size_t>(info.index)].view;
@@ -560,7 +563,8 @@ Status PlanBuilder::add_memory_step(int index, const Step& step) {
             continue;
           }
           const std::string input = name.substr(0, name.size() - 6);
-          const auto entry = std::find_if(step.inputs.begin(), step.inputs.end(), [&](const auto& named) { return named.first == input; });
+          const auto entry =
+              std::find_if(step.inputs.begin(), step.inputs.end(), [&](const auto& named) { return named.first == input; });
           const View fresh = sliced(entry->second, &piece);
           View target = cache;
           target.data = at(cache, piece.position * cache.stride[1]);
@@ -646,8 +650,7 @@ Status PlanBuilder::build(const Shape4Call& call, char* arena, Plan* plan) {
     const View& from = call.inputs[i];
     const int id = record_.inputs[i];
     LINNET_TRY(add_map(identity, {{from, -1}}, value(id), -1, nullptr, -1));
-    plan->patches_.push_back(
-        {Plan::Root::input, static_cast<int>(i), 0, 0, &plan->maps_.back()->call.input[0].data});
+    plan->patches_.push_back({Plan::Root::input, static_cast<int>(i), 0, 0, &plan->maps_.back()->call.input[0].data});
   }
   for (size_t s = 0; s < record_.steps.size(); ++s) {
     const size_t before = plan->actions_.size();

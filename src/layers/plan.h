@@ -73,10 +73,10 @@ class Plan {
   enum class Root { none, input, output, state };
   struct Patch {
     Root root;
-    int index;         // of the input; of the piece for a state
-    int tensor;        // of the state
-    int64_t bytes;     // behind the root's address
-    void** address;    // in args, out, a map's call or a copy
+    int index;       // of the input; of the piece for a state
+    int tensor;      // of the state
+    int64_t bytes;   // behind the root's address
+    void** address;  // in args, out, a map's call or a copy
   };
   struct PositionPatch {
     int piece;
@@ -152,10 +152,10 @@ class PlanBuilder {
   const Shape4Call* call_ = nullptr;
   std::vector<Place> places_;  // of values that own memory
   std::vector<View> constants_;
-  std::vector<bool> folded_;   // values that depend on parameters alone
+  std::vector<bool> folded_;  // values that depend on parameters alone
   int64_t folded_bytes_ = 0;
-  int64_t temporary_ = 0;      // where final states of one step lie
-  int output_root_ = -1;       // the value that lies in the caller's out
+  int64_t temporary_ = 0;  // where final states of one step lie
+  int output_root_ = -1;   // the value that lies in the caller's out
   bool copy_out_ = false;
   char* arena_ = nullptr;
   Plan* plan_ = nullptr;

@@ -34,9 +34,11 @@ inline Heads project(Recorder& l, const Projections& o, Value x, bool repeat_gro
   const int64_t kv = o.kv_heads > 0 ? o.kv_heads : o.heads;
   const auto one = [&](const std::string& n, int64_t heads, int64_t width, bool placed) {
     const Value bias = o.bias ? l.weight(n + "_proj.bias", {heads * width}, zeros(), as("b" + n)) : Value();
-    Value y = l.split(l.dense(x, l.weight(n + "_proj.weight", {heads * width, o.hidden}, normal(0.02), transposed("w" + n)), bias), heads);
+    Value y = l.split(
+        l.dense(x, l.weight(n + "_proj.weight", {heads * width, o.hidden}, normal(0.02), transposed("w" + n)), bias), heads);
     if (placed && o.qk_norm) {
-      y = l.op("rms_norm", {{"x", y}, {"weight", l.weight(n + "_norm.weight", {width}, ones(), as(n + "_norm"))}}, {{"eps", number_text(o.norm_eps)}}, n + "_norm");
+      y = l.op("rms_norm", {{"x", y}, {"weight", l.weight(n + "_norm.weight", {width}, ones(), as(n + "_norm"))}},
+               {{"eps", number_text(o.norm_eps)}}, n + "_norm");
     }
     if (placed) y = rope(l, o.rope, o.rope_base, y, n + "_rotary");
     return repeat_groups && heads < o.heads ? l.repeat(y, o.heads / heads) : y;
@@ -62,15 +64,15 @@ inline void projections_of_file(const FileFacts& f, std::vector<Setting>* s) {
 
 // The options that every such layer has; its struct derives from Projections (&O::hidden is a member of that).
 #define LINNET_OF(O, member) static_cast<decltype(Projections::member) O::*>(&O::member)
-#define LINNET_PROJECTION_OPTIONS(O)                                                                        \
-  option("hidden", LINNET_OF(O, hidden), 1, kAnyCount, "channels of x")                                               \
-      .option("heads", LINNET_OF(O, heads), 1, kAnyCount, "heads of queries")                                         \
-      .option("kv_heads", LINNET_OF(O, kv_heads), 0, kAnyCount, "heads of keys and values, a divisor; 0: as many")    \
-      .option("key", LINNET_OF(O, key), 0, kAnyCount, "channels of a head's queries and keys; 0: hidden / heads")     \
-      .option("value", LINNET_OF(O, value), 0, kAnyCount, "channels of a head's values; 0: as key")                   \
-      .option("bias", LINNET_OF(O, bias), "q, k and v have a bias")                                                   \
-      .option("out_bias", LINNET_OF(O, out_bias), "the output projection has a bias")                                 \
-      .option("qk_norm", LINNET_OF(O, qk_norm), "RMS norm of each head's q and k")                                    \
-      .option("norm_eps", LINNET_OF(O, norm_eps), 0, 1, "of that norm")                                               \
-      .option("rope", LINNET_OF(O, rope), rope_names(), "rotary positions of q and k")                                \
+#define LINNET_PROJECTION_OPTIONS(O)                                                                               \
+  option("hidden", LINNET_OF(O, hidden), 1, kAnyCount, "channels of x")                                            \
+      .option("heads", LINNET_OF(O, heads), 1, kAnyCount, "heads of queries")                                      \
+      .option("kv_heads", LINNET_OF(O, kv_heads), 0, kAnyCount, "heads of keys and values, a divisor; 0: as many") \
+      .option("key", LINNET_OF(O, key), 0, kAnyCount, "channels of a head's queries and keys; 0: hidden / heads")  \
+      .option("value", LINNET_OF(O, value), 0, kAnyCount, "channels of a head's values; 0: as key")                \
+      .option("bias", LINNET_OF(O, bias), "q, k and v have a bias")                                                \
+      .option("out_bias", LINNET_OF(O, out_bias), "the output projection has a bias")                              \
+      .option("qk_norm", LINNET_OF(O, qk_norm), "RMS norm of each head's q and k")                                 \
+      .option("norm_eps", LINNET_OF(O, norm_eps), 0, 1, "of that norm")                                            \
+      .option("rope", LINNET_OF(O, rope), rope_names(), "rotary positions of q and k")                             \
       .option("rope_base", LINNET_OF(O, rope_base), 1e-300, kAnyReal, "base of the frequencies")

@@ -147,10 +147,9 @@ int64_t Record::parameter_count() const {
 }
 
 bool is_tokenwise(const Op& op) {
-  static constexpr std::string_view kNames[] = {"dense",      "dense_quantised", "embedding", "embedding_quantised",
-                                                "rms_norm",   "layer_norm",      "rotary",    "glu",
-                                                "activation", "add",             "l2_norm",   "rms_norm_gated",
-                                                "gated_gate"};
+  static constexpr std::string_view kNames[] = {"dense",      "dense_quantised", "embedding", "embedding_quantised", "rms_norm",
+                                                "layer_norm", "rotary",          "glu",       "activation",          "add",
+                                                "l2_norm",    "rms_norm_gated",  "gated_gate"};
   return std::find(std::begin(kNames), std::end(kNames), op.name) != std::end(kNames);
 }
 
@@ -301,8 +300,8 @@ Value Recorder::map(std::string expression, std::vector<Named> inputs, std::stri
                    std::to_string(kMapRank))) {
     return {};
   }
-  if (step.positional && !require(shape.size() >= 2 && (shape[1] == kT || shape[1] == record_.tokens), "map \"" + step.expression +
-                                                                           "\": position needs a result [B, T, ..]")) {
+  if (step.positional && !require(shape.size() >= 2 && (shape[1] == kT || shape[1] == record_.tokens),
+                                  "map \"" + step.expression + "\": position needs a result [B, T, ..]")) {
     return {};
   }
   if (step.program.drops) shape.pop_back();
@@ -320,8 +319,8 @@ Value Recorder::split(Value x, int64_t heads) {
   if (!status_.ok() || !x.given()) return {};
   Shape shape = this->shape(x);
   const int64_t channels = shape.back();
-  if (!require(heads > 0 && channels % heads == 0, std::to_string(channels) + " channels cannot be split in " +
-                                                       std::to_string(heads) + " heads")) {
+  if (!require(heads > 0 && channels % heads == 0,
+               std::to_string(channels) + " channels cannot be split in " + std::to_string(heads) + " heads")) {
     return {};
   }
   shape.back() = heads;
@@ -378,8 +377,8 @@ Value Recorder::reshape(Value x, Shape last_sizes) {
   int64_t before = 1, after = 1;
   for (size_t i = 2; i < shape.size(); ++i) before *= shape[i];
   for (const int64_t size : last_sizes) after *= size;
-  if (!require(shape.size() >= 2 && before == after, shape_text(shape) + " cannot be seen as [B, T, ..] of " +
-                                                         shape_text(last_sizes))) {
+  if (!require(shape.size() >= 2 && before == after,
+               shape_text(shape) + " cannot be seen as [B, T, ..] of " + shape_text(last_sizes))) {
     return {};
   }
   shape.resize(2);
@@ -390,7 +389,8 @@ Value Recorder::reshape(Value x, Shape last_sizes) {
 Value Recorder::last(Value x) {
   if (!status_.ok() || !x.given()) return {};
   Shape shape = this->shape(x);
-  if (!require(shape.size() >= 2 && (shape[1] == kT || shape[1] == record_.tokens), shape_text(shape) + " has no tokens")) return {};
+  if (!require(shape.size() >= 2 && (shape[1] == kT || shape[1] == record_.tokens), shape_text(shape) + " has no tokens"))
+    return {};
   shape[1] = 1;
   return view(ViewKind::last, x, shape, 0, 0);
 }

@@ -47,19 +47,19 @@ struct Init {
   enum class Rule {
     zeros,
     ones,
-    constant,                       // a
-    normal,                         // mean a, deviation b
-    uniform,                        // a to b
-    fan_in,                         // uniform(-a / sqrt(fan in), a / sqrt(fan in))
-    xavier,                         // uniform of +-a sqrt(6 / (fan in + fan out))
-    identity,                       // 1 on the diagonal of the last two dimensions
-    log_uniform,                    // log(uniform(a, b))
-    uniform_log,                    // uniform(log a, log b)
-    inverse_softplus_log_uniform,   // softplus^-1 of exp(uniform(log a, log b)), at least 1e-4
-    log_range,                      // log(1 + index) along the last dimension
-    range,                          // a index along the last dimension
-    first_one,                      // 1 at the first entry of the last dimension, else 0
-    retention,                      // log(1 - 2^(-5 - index))
+    constant,                      // a
+    normal,                        // mean a, deviation b
+    uniform,                       // a to b
+    fan_in,                        // uniform(-a / sqrt(fan in), a / sqrt(fan in))
+    xavier,                        // uniform of +-a sqrt(6 / (fan in + fan out))
+    identity,                      // 1 on the diagonal of the last two dimensions
+    log_uniform,                   // log(uniform(a, b))
+    uniform_log,                   // uniform(log a, log b)
+    inverse_softplus_log_uniform,  // softplus^-1 of exp(uniform(log a, log b)), at least 1e-4
+    log_range,                     // log(1 + index) along the last dimension
+    range,                         // a index along the last dimension
+    first_one,                     // 1 at the first entry of the last dimension, else 0
+    retention,                     // log(1 - 2^(-5 - index))
   };
   Rule rule = Rule::fan_in;
   double a = 1, b = 0;
@@ -107,18 +107,18 @@ enum class ViewKind { split, join, slice, reshape, last, column, drop_token };
 
 struct Step {
   StepKind kind = StepKind::op;
-  std::string name;                                // unique in the record; names the state
-  const Op* op = nullptr;                          // kind op
-  std::vector<std::pair<std::string, int>> inputs; // (the operator's or the expression's name, value)
-  std::vector<Setting> options;                    // kind op
-  std::string output;                              // the operator's output that is taken
-  std::string expression;                          // kind map
+  std::string name;                                 // unique in the record; names the state
+  const Op* op = nullptr;                           // kind op
+  std::vector<std::pair<std::string, int>> inputs;  // (the operator's or the expression's name, value)
+  std::vector<Setting> options;                     // kind op
+  std::string output;                               // the operator's output that is taken
+  std::string expression;                           // kind map
   MapProgram program;
-  bool positional = false;                         // a map that reads `position`
-  ViewKind view = ViewKind::split;                 // kind view
-  int64_t begin = 0, size = 0, stride = 1;         // slice: the channels; split: heads
-  bool interleaved = false;                        // kind concat: a0 b0 a1 b1 .. instead of a0 a1 .. b0 b1 ..
-  int result = -1;                                 // value
+  bool positional = false;                  // a map that reads `position`
+  ViewKind view = ViewKind::split;          // kind view
+  int64_t begin = 0, size = 0, stride = 1;  // slice: the channels; split: heads
+  bool interleaved = false;                 // kind concat: a0 b0 a1 b1 .. instead of a0 a1 .. b0 b1 ..
+  int result = -1;                          // value
 };
 
 enum class Source { input, parameter, constant, step };
@@ -127,9 +127,9 @@ struct ValueInfo {
   std::string name;
   Shape shape;
   Source source = Source::step;
-  int index = 0;           // of the parameter or the step
-  bool acc = false;        // f32 whatever the call's type: what operators declare as acc or param
-  bool integers = false;   // i64: tokens
+  int index = 0;          // of the parameter or the step
+  bool acc = false;       // f32 whatever the call's type: what operators declare as acc or param
+  bool integers = false;  // i64: tokens
   double constant = 0;
   std::vector<double> table;  // of a constant that is a row of numbers
 };
@@ -168,15 +168,15 @@ class Recorder {
            std::string output = "out");
   Value dense(Value x, Value weight, Value bias = {}, std::string name = "");
   Value map(std::string expression, std::vector<Named> inputs, std::string name = "");
-  Value split(Value x, int64_t heads);                   // [.., heads * D] -> [.., heads, D]
-  Value join(Value x);                                   // [.., H, D] -> [.., H * D]
+  Value split(Value x, int64_t heads);                                   // [.., heads * D] -> [.., heads, D]
+  Value join(Value x);                                                   // [.., H, D] -> [.., H * D]
   Value slice(Value x, int64_t begin, int64_t end, int64_t stride = 1);  // of the last dimension
   Value concat(Value a, Value b, bool interleaved = false);              // along the last dimension
-  Value reshape(Value x, Shape last);                    // what lies behind [B, T] in another shape
-  Value last(Value x);                                   // [B, T, ..] -> [B, 1, ..]: the last token
-  Value column(Value x);                                 // [..] -> [.., 1]
-  Value drop_token(Value x);                             // [B, 1, ..] -> [B, ..]
-  Value repeat(Value x, int64_t times);                  // [B, T, H, D] -> [B, T, H * times, D]: each head so many times in a row
+  Value reshape(Value x, Shape last);                                    // what lies behind [B, T] in another shape
+  Value last(Value x);                                                   // [B, T, ..] -> [B, 1, ..]: the last token
+  Value column(Value x);                                                 // [..] -> [.., 1]
+  Value drop_token(Value x);                                             // [B, 1, ..] -> [B, ..]
+  Value repeat(Value x, int64_t times);  // [B, T, H, D] -> [B, T, H * times, D]: each head so many times in a row
   Value output(Value y);
 
   const Shape& shape(Value v) const { return record_.values[static_cast<size_t>(v.id)].shape; }

@@ -17,12 +17,15 @@ struct Retention {
 
 Value record(Recorder& l, const Retention& o, Value x) {  // x [B, T, hidden]
   const bool derived = o.key == 0 || o.value == 0;
-  if (!l.require(!derived || o.hidden % o.heads == 0, "hidden is " + whole(o.hidden) + ", expected a multiple of heads, " + whole(o.heads))) {
+  if (!l.require(!derived || o.hidden % o.heads == 0,
+                 "hidden is " + whole(o.hidden) + ", expected a multiple of heads, " + whole(o.heads))) {
     return {};
   }
   const int64_t K = o.key > 0 ? o.key : o.hidden / o.heads, V = o.value > 0 ? o.value : 2 * o.hidden / o.heads;
   const auto project = [&](const std::string& n, int64_t width) {
-    return l.split(l.dense(x, l.weight(n + "_proj.weight", {o.heads * width, o.hidden}, xavier(0.17677669529663687), transposed("w" + n))), o.heads);
+    return l.split(
+        l.dense(x, l.weight(n + "_proj.weight", {o.heads * width, o.hidden}, xavier(0.17677669529663687), transposed("w" + n))),
+        o.heads);
   };
   Value q = project("q", K), k = project("k", K);
   const Value v = project("v", V);
@@ -31,7 +34,8 @@ Value record(Recorder& l, const Retention& o, Value x) {  // x [B, T, hidden]
     const double width = static_cast<double>(K);
     const bool grid = o.rope == Rope::retnet && K > 2;
     const double theta = grid ? std::pow(o.rope_base, width / (width - 2)) : o.rope_base;
-    const std::vector<Setting> rotary = {{"theta", number_text(theta)}, {"pairs", o.rope == Rope::half ? "half" : "interleaved"}};
+    const std::vector<Setting> rotary = {{"theta", number_text(theta)},
+                                         {"pairs", o.rope == Rope::half ? "half" : "interleaved"}};
     q = l.op("rotary", {{"x", q}}, rotary, "q_rotary");
     k = l.op("rotary", {{"x", k}}, rotary, "k_rotary");
   }
@@ -39,7 +43,8 @@ Value record(Recorder& l, const Retention& o, Value x) {  // x [B, T, hidden]
   Value y = l.op("decay", {{"q", q}, {"k", k}, {"v", v}, {"g_head", decay}}, {}, "retention");
   const Value z = o.gate ? project("g", V) : Value();
   const Value weight = o.norm ? l.weight("g_norm.weight", {V}, ones(), as("norm")) : Value();
-  y = l.op("rms_norm_gated", {{"x", y}, {"z", z}, {"weight", weight}}, {{"eps", number_text(o.eps)}, {"norm_before_gate", "1"}}, "g_norm");
+  y = l.op("rms_norm_gated", {{"x", y}, {"z", z}, {"weight", weight}}, {{"eps", number_text(o.eps)}, {"norm_before_gate", "1"}},
+           "g_norm");
   return l.dense(l.join(y), l.weight("o_proj.weight", {o.hidden, o.heads * V}, xavier(1), transposed("wo")));
 }
 

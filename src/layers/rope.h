@@ -16,9 +16,11 @@ inline std::vector<std::string> rope_names() { return {"none", "half", "interlea
 inline Value rope(Recorder& l, Rope kind, double base, Value x, const std::string& name) {
   if (kind == Rope::none || !x.given()) return x;
   const int64_t D = l.width(x), half = D / 2;
-  if (!l.require(D % 2 == 0, "a head has " + std::to_string(D) + " channels, expected an even number for rotary positions")) return {};
+  if (!l.require(D % 2 == 0, "a head has " + std::to_string(D) + " channels, expected an even number for rotary positions"))
+    return {};
   if (kind == Rope::half || kind == Rope::interleaved) {
-    return l.op("rotary", {{"x", x}}, {{"theta", number_text(base)}, {"pairs", kind == Rope::half ? "half" : "interleaved"}}, name);
+    return l.op("rotary", {{"x", x}}, {{"theta", number_text(base)}, {"pairs", kind == Rope::half ? "half" : "interleaved"}},
+                name);
   }
   const bool pairs = kind == Rope::interleaved_crossed;
   std::vector<double> first, second;
@@ -28,8 +30,10 @@ inline Value rope(Recorder& l, Rope kind, double base, Value x, const std::strin
     second.push_back(angle(pairs ? (2 * j + 1) % half : (j + half) / 2));
   }
   const Value a = pairs ? l.slice(x, 0, D, 2) : l.slice(x, 0, half), b = pairs ? l.slice(x, 1, D, 2) : l.slice(x, half, D);
-  const Value u = l.map("a * cos(position * f) - b * sin(position * f)", {{"a", a}, {"b", b}, {"f", l.table(first)}}, name + "_first");
-  const Value v = l.map("b * cos(position * f) + a * sin(position * f)", {{"a", a}, {"b", b}, {"f", l.table(second)}}, name + "_second");
+  const Value u =
+      l.map("a * cos(position * f) - b * sin(position * f)", {{"a", a}, {"b", b}, {"f", l.table(first)}}, name + "_first");
+  const Value v =
+      l.map("b * cos(position * f) + a * sin(position * f)", {{"a", a}, {"b", b}, {"f", l.table(second)}}, name + "_second");
   return l.concat(u, v, pairs);
 }
 

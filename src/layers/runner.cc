@@ -187,7 +187,8 @@ Status Runner::bind(std::string_view name, const View& given) {
     return bad_input(inner_->record.name + ": " + parameter.name + " is " + dtype_name(view.dtype) +
                      ", expected f64, f32, bf16 or f16");
   }
-  if (view.elements() > 0 && view.data == nullptr) return bad_input(inner_->record.name + ": " + parameter.name + " has no data");
+  if (view.elements() > 0 && view.data == nullptr)
+    return bad_input(inner_->record.name + ": " + parameter.name + " has no data");
   const Dtype activations = inner_->options.activations;
   const bool placed = reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(dtype_size(view.dtype)) == 0;
   const bool fits = activations == Dtype::f64 ? view.dtype == Dtype::f64
@@ -408,7 +409,8 @@ Status Runner::run(const std::vector<View>& inputs, const View& out, const std::
     if (state == nullptr || state->owner_ != inner_.get()) {
       return bad_input(inner.record.name + ": state " + std::to_string(i) + " was not made by this runner");
     }
-    if (std::find(states.begin(), states.begin() + static_cast<int64_t>(i), state) != states.begin() + static_cast<int64_t>(i)) {
+    if (std::find(states.begin(), states.begin() + static_cast<int64_t>(i), state) !=
+        states.begin() + static_cast<int64_t>(i)) {
       return bad_input(inner.record.name + ": state " + std::to_string(i) + " is given twice");
     }
     call.pieces.push_back({rows, state->rows_, 0, call.tokens, state, state->position_});
@@ -433,7 +435,8 @@ Status Runner::run_packed(const View& x, const std::vector<int64_t>& offsets, co
   LINNET_TRY(inner.check_inputs({x}, out, &call.batch, &call.tokens));
   const std::string name = inner.record.name + ": offsets";
   if (call.batch != 1) return bad_input(name + " of packed sequences need one row, x has " + std::to_string(call.batch));
-  if (offsets.empty() || offsets.front() != 0 || offsets.back() != call.tokens || !std::is_sorted(offsets.begin(), offsets.end())) {
+  if (offsets.empty() || offsets.front() != 0 || offsets.back() != call.tokens ||
+      !std::is_sorted(offsets.begin(), offsets.end())) {
     return bad_input(name + " are no ascending numbers from 0 to " + std::to_string(call.tokens));
   }
   if (call.tokens == 0) return {};

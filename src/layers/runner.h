@@ -36,8 +36,8 @@ namespace linnet::layers {
 
 // Weights of a dense step in 8 or 4 bits (mechanisms/dense/dense.h): the inputs of dense_quantised.
 struct Quantised {
-  View codes, scale, offset;  // offset: absent where the codes count from the middle
-  int bits = 8;               // 8 or 4
+  View codes, scale, offset;      // offset: absent where the codes count from the middle
+  int bits = 8;                   // 8 or 4
   std::string rounding = "none";  // int8: x is rounded to 8 bits too, and the products run on integers
 };
 

@@ -7,8 +7,8 @@ namespace linnet::layers {
 
 struct Branch {
   int64_t hidden, heads, width;
-  int64_t taps = 4;                  // 0: no convolution
-  std::string activation = "silu";   // of the result: silu, relu, elu1, identity
+  int64_t taps = 4;                 // 0: no convolution
+  std::string activation = "silu";  // of the result: silu, relu, elu1, identity
   bool conv_bias = false;
   bool activation_without_conv = true;
 };

@@ -12,7 +12,8 @@ struct SimpleGla {
 
 Value record(Recorder& l, const SimpleGla& o, Value x) {  // x [B, T, hidden]
   const bool derived = o.key == 0 || o.value == 0;
-  if (!l.require(!derived || o.hidden % o.heads == 0, "hidden is " + whole(o.hidden) + ", expected a multiple of heads, " + whole(o.heads))) {
+  if (!l.require(!derived || o.hidden % o.heads == 0,
+                 "hidden is " + whole(o.hidden) + ", expected a multiple of heads, " + whole(o.heads))) {
     return {};
   }
   const int64_t K = o.key > 0 ? o.key : o.hidden / o.heads, V = o.value > 0 ? o.value : o.hidden / o.heads;
@@ -23,7 +24,8 @@ Value record(Recorder& l, const SimpleGla& o, Value x) {  // x [B, T, hidden]
   const Value g = l.map("logsigmoid(a) / " + number_text(o.tau), {{"a", a}}, "g");
   Value y = l.op("decay", {{"q", q}, {"k", k}, {"v", v}, {"g", g}});
   Value z;
-  if (o.gate) z = l.split(l.dense(x, l.weight("g_proj.weight", {o.heads * V, o.hidden}, normal(0.02), transposed("wg"))), o.heads);
+  if (o.gate)
+    z = l.split(l.dense(x, l.weight("g_proj.weight", {o.heads * V, o.hidden}, normal(0.02), transposed("wg"))), o.heads);
   y = l.op("rms_norm_gated", {{"x", y}, {"z", z}, {"weight", l.weight("g_norm.weight", {V}, ones(), as("norm"))}},
            {{"eps", number_text(o.eps)}, {"norm_before_gate", "1"}}, "g_norm");
   return l.dense(l.join(y), l.weight("o_proj.weight", {o.hidden, o.heads * V}, normal(0.02), transposed("wo")));

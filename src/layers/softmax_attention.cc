@@ -48,11 +48,11 @@ std::string name_of(const char* const (&names)[N], E value) {
 Value record(Recorder& l, const SoftmaxAttention& o, Value x) {  // x [B, T, hidden]
   const int64_t kv = o.kv_heads > 0 ? o.kv_heads : o.heads;
   if (o.key == 0) {
-    l.require(o.hidden % o.heads == 0, "hidden is " + std::to_string(o.hidden) + ", expected a multiple of heads, " +
-                                           std::to_string(o.heads));
+    l.require(o.hidden % o.heads == 0,
+              "hidden is " + std::to_string(o.hidden) + ", expected a multiple of heads, " + std::to_string(o.heads));
   }
-  l.require(o.heads % kv == 0, "heads is " + std::to_string(o.heads) + ", expected a multiple of kv_heads, " +
-                                   std::to_string(kv));
+  l.require(o.heads % kv == 0,
+            "heads is " + std::to_string(o.heads) + ", expected a multiple of kv_heads, " + std::to_string(kv));
   const int64_t K = o.key > 0 ? o.key : o.hidden / o.heads, V = o.value > 0 ? o.value : K;
   if (!l.ok()) return {};
 
@@ -77,8 +77,8 @@ Value record(Recorder& l, const SoftmaxAttention& o, Value x) {  // x [B, T, hid
   };
   const auto project = [&](const std::string& n, int64_t heads, int64_t width) {
     const Value bias = o.bias ? l.weight(n + "_proj.bias", {heads * width}, zeros(), as("b" + n)) : Value();
-    return l.split(
-        l.dense(x, l.weight(n + "_proj.weight", {heads * width, o.hidden}, normal(0.02), transposed("w" + n)), bias), heads);
+    return l.split(l.dense(x, l.weight(n + "_proj.weight", {heads * width, o.hidden}, normal(0.02), transposed("w" + n)), bias),
+                   heads);
   };
   Value q = project("q", o.heads, K), k = project("k", kv, K), v = project("v", kv, V);
   if (o.position == Gate::g2) v = gated(v, kv, V);
@@ -92,7 +92,8 @@ Value record(Recorder& l, const SoftmaxAttention& o, Value x) {  // x [B, T, hid
       y = l.op("rms_norm", {{"x", y}, {"weight", weight}}, {eps[0], {"plus_one", plus ? "1" : "0"}}, n + "_norm");
     } else if (o.qk_norm == QkNorm::layer) {
       const Value weight = l.weight(n + "_norm.weight", {K}, ones(), as(n + "_norm"));
-      y = l.op("layer_norm", {{"x", y}, {"weight", weight}, {"bias", l.weight(n + "_norm.bias", {K}, zeros())}}, eps, n + "_norm");
+      y = l.op("layer_norm", {{"x", y}, {"weight", weight}, {"bias", l.weight(n + "_norm.bias", {K}, zeros())}}, eps,
+               n + "_norm");
     }
     if (o.rope == Rotary::none) return y;
     return l.op("rotary", {{"x", y}},
@@ -150,7 +151,8 @@ const Layer& softmax_attention_layer() {
   using O = SoftmaxAttention;
   static const Layer layer = make_layer<O, record>(
       "SoftmaxAttention", "Vaswani et al. 2017, arXiv 1706.03762; gates: Qiu et al., NeurIPS 2025, arXiv 2505.06708",
-      Declaration<O>("softmax_attention", "softmax", "softmax attention with grouped heads, rotary positions, norms, gates, sinks")
+      Declaration<O>("softmax_attention", "softmax",
+                     "softmax attention with grouped heads, rotary positions, norms, gates, sinks")
           .equation("y = Wo softmax(q k^T scale) v; q, k = rotary(norm(W x)); G1: the read times act(Wg x)")
           .option("hidden", &O::hidden, 1, kAnyCount, "channels of x")
           .option("heads", &O::heads, 1, kAnyCount, "heads of queries")
@@ -182,7 +184,8 @@ const Layer& softmax_attention_layer() {
           .option("mode", &O::mode, {"multiply", "add"}, "multiply by the gate, or add it")
           .option("shared", &O::shared, "every head uses the mean of the heads' gates")
           .option("gate_from", &O::gate_from, {"input", "parameter"}, "gate logits from x, or learned constants"),
-      {{"gated", "layer", {{"use_rope", ""}, {"rope", ""}}, of_file}, {"softmax", "layer", {{"use_rope", ""}, {"rope", ""}}, of_file}});
+      {{"gated", "layer", {{"use_rope", ""}, {"rope", ""}}, of_file},
+       {"softmax", "layer", {{"use_rope", ""}, {"rope", ""}}, of_file}});
   return layer;
 }
 

@@ -42,7 +42,11 @@ Value record_hierarchical(Recorder& l, const Hierarchical& o, Value x) {  // x [
   if (o.head_norm) {  // the encoder of the paper: q, k and v normed over the head
     const std::vector<Setting> eps = {{"eps", number_text(o.eps)}};
     const auto norm = [&](Value y, const std::string& n, int64_t width) {
-      return l.op("layer_norm", {{"x", y}, {"weight", l.weight(n + "_layernorm.weight", {width}, ones())}, {"bias", l.weight(n + "_layernorm.bias", {width}, zeros())}}, eps, n + "_layernorm");
+      return l.op("layer_norm",
+                  {{"x", y},
+                   {"weight", l.weight(n + "_layernorm.weight", {width}, ones())},
+                   {"bias", l.weight(n + "_layernorm.bias", {width}, zeros())}},
+                  eps, n + "_layernorm");
     };
     h = {norm(h.q, "q", o.keys()), norm(h.k, "k", o.keys()), norm(h.v, "v", o.values())};
   }
@@ -71,7 +75,8 @@ const Layer& monarch_attention_layer() {
       Declaration<O>("monarch_attention", "monarch", "softmax attention approximated by a Monarch matrix")
           .equation("y = Wo monarch(q, k, v); the same projections as softmax attention")
           .LINNET_PROJECTION_OPTIONS(O)
-          .option("block", &O::block, 0, kAnyCount, "tokens of a block; 0: the root of the length (token by token: must be fixed)")
+          .option("block", &O::block, 0, kAnyCount,
+                  "tokens of a block; 0: the root of the length (token by token: must be fixed)")
           .option("steps", &O::steps, 1, 1000, "updates of the factors")
           .option("pad", &O::pad, {"post", "pre"}, "the end that is filled up to whole blocks")
           .option("causal", &O::causal, "the strictly causal form, one step")
@@ -87,7 +92,8 @@ const Layer& hierarchical_attention_layer() {
       Declaration<O>("hierarchical_attention", "hierarchical", "attention over a tree of tokens")
           .equation("y = Wo hierarchical(q, k, v); the same projections as softmax attention")
           .LINNET_PROJECTION_OPTIONS(O)
-          .option("tie", &O::tie, {"block", "prefix", "row"}, "what is shared: weights of blocks, the same strictly causal, or keys and values")
+          .option("tie", &O::tie, {"block", "prefix", "row"},
+                  "what is shared: weights of blocks, the same strictly causal, or keys and values")
           .option("include_self", &O::include_self, "a token attends to itself too")
           .option("causal", &O::causal, "only what lies to the left")
           .option("arity", &O::arity, 2, kAnyCount, "children of a node, where no branching is given")

@@ -38,7 +38,8 @@ struct Qt {
 // On a map of tokens, row by row; the multi-scale branch of the released model (a depthwise 5 x 5 convolution) is no operator
 // of this library, so this is the module with one scale.
 Value record_qt(Recorder& l, const Qt& o, Value x) {  // x [B, tokens, hidden]
-  if (!l.require(o.hidden % o.dim == 0, "hidden is " + whole(o.hidden) + ", expected a multiple of dim, " + whole(o.dim))) return {};
+  if (!l.require(o.hidden % o.dim == 0, "hidden is " + whole(o.hidden) + ", expected a multiple of dim, " + whole(o.dim)))
+    return {};
   const int64_t H = o.hidden / o.dim, D = o.dim, T = o.tokens;
   l.tokens(T);
   // For each head q, k, v side by side: [B, T, H, 3 D].

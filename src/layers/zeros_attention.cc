@@ -29,15 +29,17 @@ Value step_logits(Recorder& l, const Zeros& o, Value u) {
   const Value one = l.constant(1, {kB, kT, o.heads, 1});
   const std::vector<Setting> sums = {{"scale", "1"}, {"causal", flag(o.causal)}};
   const Value total = l.op("linear", {{"q", one}, {"k", one}, {"v", u}}, sums, "u_sum");
-  const Value count = o.causal ? Value() : l.reshape(l.op("linear", {{"q", one}, {"k", one}, {"v", one}}, sums, "count"), {o.heads});
+  const Value count =
+      o.causal ? Value() : l.reshape(l.op("linear", {{"q", one}, {"k", one}, {"v", one}}, sums, "count"), {o.heads});
   const std::string n = o.causal ? "(position + 1)" : "n";
   if (o.logits == Logits::deviation) {
     const Value mu = l.weight("mu", {o.heads, D}, zeros(), as("mu"));
     const Value log_tau = l.weight("log_tau", {o.heads}, zeros(), as("log_tau"));
     const Value along = l.map("sum(u * (exp(clip(log_tau, -50, 30)) * mu + total))",
                               {{"u", u}, {"log_tau", l.column(log_tau)}, {"mu", mu}, {"total", total}}, "u_mean");
-    return l.map("-along / (" + number_text(std::sqrt(static_cast<double>(D))) + " * (exp(clip(log_tau, -50, 30)) + " + n + "))",
-                 {{"along", along}, {"log_tau", log_tau}, {"n", count}}, "s");
+    return l.map(
+        "-along / (" + number_text(std::sqrt(static_cast<double>(D))) + " * (exp(clip(log_tau, -50, 30)) + " + n + "))",
+        {{"along", along}, {"log_tau", log_tau}, {"n", count}}, "s");
   }
   const Value n_column = o.causal ? Value() : l.column(count);
   const Value away = l.map("u - total / " + n, {{"u", u}, {"total", total}, {"n", n_column}}, "u_away");
