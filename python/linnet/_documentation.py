@@ -25,6 +25,8 @@ SIZES = {
     "w": 16,
 }  # of the example, by the letter's first character; otherwise 4
 
+PACKED = {"I": 32, "panels": 1, "groups": 1, "C": 512, "W": 16}  # codes of one panel of 16 outputs and one group of 32 inputs
+
 EXAMPLES = {  # by the meaning of the values; otherwise any number
     "index": "torch.zeros({}, dtype=torch.int64)",
     "code": "torch.zeros({}, dtype=torch.uint8)",
@@ -64,6 +66,8 @@ def _example(declaration):
     defaults = {option["name"]: option["default"] for option in declaration["options"]}
     letters = Letters(declaration["letters"], defaults)
     lines, arguments, keyword = [], [], False
+    packed = any(decl["element"] == "code" and decl["shape"][0] == "panels" for decl in declaration["inputs"])
+    sizes = {**SIZES, **PACKED} if packed else SIZES
     for decl in declaration["inputs"]:
         if decl["optional"]:
             keyword = True
@@ -71,7 +75,7 @@ def _example(declaration):
                 continue
         for word in decl["shape"]:
             if not letters.knows(word):
-                letters[word] = SIZES.get(word[0], 4)
+                letters[word] = sizes.get(word, sizes.get(word[0], 4))
         shape = ", ".join(str(letters.evaluate(word)) for word in decl["shape"])
         shape = shape or "()"
         kind = decl["element"] if decl["element"] in ("index", "code") else decl["values"]
