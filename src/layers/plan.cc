@@ -321,7 +321,7 @@ Status PlanBuilder::add_op(const Step& step, const Op& op, const std::vector<Set
     LINNET_TRY(about(call.set("codes", packed->packed.codes)));
     LINNET_TRY(about(call.set(run->find_input("scales") != nullptr ? "scales" : "scale", packed->packed.scale)));
     if (packed->packed.offset.given()) LINNET_TRY(about(call.set("offset", packed->packed.offset)));
-    LINNET_TRY(about(call.set_option("bits", packed->packed.bits == 4 ? "four" : "eight")));
+    LINNET_TRY(about(call.set_option("bits", packed->packed.bits == 4 ? "4" : "8")));
     if (run->find_option("rounding") != nullptr) LINNET_TRY(about(call.set_option("rounding", packed->packed.rounding)));
   }
   const auto skipped = [&](const std::string& name) {

@@ -246,6 +246,24 @@ Value Recorder::op(std::string_view op_name, std::vector<Named> inputs, std::vec
     ValueInfo& info = record_.values[static_cast<size_t>(input.value.id)];
     if (decl != nullptr && (decl->element == Element::acc || decl->element == Element::param)) info.acc = true;
   }
+  // A table's rows are read by numbers that a call brings: there are none to look at now.
+  if (op->name == "embedding") {
+    const auto find = [&](std::string_view wanted) {
+      for (const auto& [input, value] : step.inputs) {
+        if (input == wanted) return record_.values[static_cast<size_t>(value)].shape;
+      }
+      return Shape();
+    };
+    const Shape table = find("table");
+    Shape result = find("ids");
+    if (!require(table.size() == 2 && result.size() == 2, "embedding: table is " + shape_text(table) + " and ids are " +
+                                                              shape_text(result) + ", expected two dimensions each")) {
+      return {};
+    }
+    result.push_back(table[1]);
+    if (name.empty()) name = std::string(op_name);
+    return add_step(std::move(step), std::move(result), name);
+  }
   for (int i = 0; i < 2; ++i) {
     Call call(*op);
     for (const Setting& option : step.options) {
