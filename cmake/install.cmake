@@ -19,6 +19,11 @@ foreach(line ${lines})
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES src/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/${folder})
 endforeach()
+# Models: runtime.h and what it includes.
+install(FILES src/runtime.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet)
+foreach(header bpe chat pretokenize sampler tokenizer wordpiece)
+  install(FILES src/runtime/${header}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/runtime)
+endforeach()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/linnet.h)
 install(EXPORT linnet_targets NAMESPACE linnet:: DESTINATION ${package_dir})
 file(WRITE ${CMAKE_BINARY_DIR}/linnet-config.cmake

@@ -30,6 +30,62 @@ LINNET_API int64_t linnet_tokenizer_encode(const linnet_tokenizer* tokenizer, co
 LINNET_API int64_t linnet_tokenizer_decode(const linnet_tokenizer* tokenizer, const int32_t* ids, int64_t count, int flags,
                                            char* text, int64_t capacity);
 
+typedef struct linnet_model linnet_model;
+// A folder with config.json and safetensors, or a GGUF file. weights: "f32", "bf16", "q8", "q4", or NULL: as in the file.
+LINNET_API linnet_model* linnet_model_open(const char* path, const char* weights, int threads, char* message,
+                                           size_t message_bytes);
+LINNET_API void linnet_model_free(linnet_model* model);
+LINNET_API int64_t linnet_model_vocabulary(const linnet_model* model);
+LINNET_API int64_t linnet_model_context(const linnet_model* model);
+LINNET_API int64_t linnet_model_hidden(const linnet_model* model);
+LINNET_API int64_t linnet_model_classes(const linnet_model* model);
+LINNET_API int linnet_model_is_end(const linnet_model* model, int32_t token);
+// The model's own, NULL where it has none; not to be freed.
+LINNET_API const linnet_tokenizer* linnet_model_tokenizer(const linnet_model* model);
+// The tokens of a question in the model's chat form: with the system message (NULL: the model's own) when `first` is not 0,
+// otherwise behind an answer. Gives their number, -1 with a sentence on failure; at most `capacity` are written.
+LINNET_API int64_t linnet_model_chat(const linnet_model* model, const char* system, const char* user, int first, int32_t* ids,
+                                     int64_t capacity, char* message, size_t message_bytes);
+// Logits of every token [count, vocabulary]; states of every token [count, hidden]; losses of all but the first token
+// [count - 1]; an encoder's pooled vector [hidden]; logits of an image's classes (the class token's state where there are
+// none).
+LINNET_API int linnet_model_logits(const linnet_model* model, const int32_t* ids, int64_t count, float* out, char* message,
+                                   size_t message_bytes);
+LINNET_API int linnet_model_states(const linnet_model* model, const int32_t* ids, int64_t count, float* out, char* message,
+                                   size_t message_bytes);
+LINNET_API int linnet_model_losses(const linnet_model* model, const int32_t* ids, int64_t count, float* out, char* message,
+                                   size_t message_bytes);
+LINNET_API int linnet_model_embed(const linnet_model* model, const int32_t* ids, int64_t count, float* out, char* message,
+                                  size_t message_bytes);
+LINNET_API int linnet_model_classify(const linnet_model* model, const float* pixels, int64_t count, float* out, char* message,
+                                     size_t message_bytes);
+
+typedef struct linnet_session linnet_session;
+LINNET_API linnet_session* linnet_session_start(const linnet_model* model, char* message, size_t message_bytes);
+LINNET_API linnet_session* linnet_session_copy(const linnet_session* session, char* message, size_t message_bytes);
+LINNET_API void linnet_session_free(linnet_session* session);
+LINNET_API int64_t linnet_session_position(const linnet_session* session);
+LINNET_API int64_t linnet_session_state_bytes(const linnet_session* session);
+// Feeds tokens; logits [vocabulary] are those behind the last one.
+LINNET_API int linnet_session_prefill(linnet_session* session, const int32_t* ids, int64_t count, float* logits, char* message,
+                                      size_t message_bytes);
+// One token for each of several sessions of one model: logits [count, vocabulary].
+LINNET_API int linnet_session_decode(linnet_session* const* sessions, const int32_t* tokens, int64_t count, float* logits,
+                                     char* message, size_t message_bytes);
+LINNET_API int linnet_session_save(const linnet_session* session, const char* path, char* message, size_t message_bytes);
+LINNET_API int linnet_session_restore(linnet_session* session, const char* path, char* message, size_t message_bytes);
+
+typedef struct linnet_sampler linnet_sampler;
+typedef struct {
+  double temperature, top_p, min_p, repeat_penalty;  // 0, 1, 0, 1: the most likely token
+  int64_t top_k;                                     // 0: all
+  uint64_t seed;
+} linnet_sampling;
+LINNET_API linnet_sampler* linnet_sampler_new(const linnet_sampling* options, char* message, size_t message_bytes);
+LINNET_API void linnet_sampler_free(linnet_sampler* sampler);
+LINNET_API void linnet_sampler_accept(linnet_sampler* sampler, int32_t token);
+LINNET_API int32_t linnet_sampler_next(linnet_sampler* sampler, const float* logits, int64_t vocabulary);
+
 // Blocks of a GGUF tensor as floats. `type` is the format's name ("Q4_K"), `elements` a whole number of blocks.
 LINNET_API int linnet_gguf_dequantize(const char* type, const void* data, int64_t elements, float* out, char* message,
                                       size_t message_bytes);

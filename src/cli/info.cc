@@ -10,6 +10,7 @@
 #include "check/problem.h"
 #include "cli/command.h"
 #include "cli/layer_info.h"
+#include "cli/model.h"
 #include "cli/print.h"
 #include "core/describe.h"
 #include "core/isa.h"
@@ -278,6 +279,7 @@ int info_main(const Arguments& args) {
   if (op == nullptr) {
     if (const std::vector<const Op*> ops = operators_of(name); !ops.empty())
       return print_mechanism(name, ops, args.has("json"));
+    if (is_model_path(name)) return model_info(args);
     const std::string hint = did_you_mean(name, names);
     return fail(
         bad_input("info: there is no operator or layer '" + name + "'" + (hint.empty() ? "; linnet list shows them" : hint)));
@@ -298,15 +300,19 @@ int info_main(const Arguments& args) {
 const Command& info_command() {
   static const Command command = {
       .name = "info",
-      .summary = "an operator's declaration, equation and implementations; a layer's options, parameters, state and cost",
-      .usage = "OP | MECHANISM [--case LINE] | LAYER [OPTION=VALUE ...] [--json]",
+      .summary = "an operator's declaration, equation and implementations; a layer's options, parameters, state and cost; a model",
+      .usage = "OP | MECHANISM [--case LINE] | LAYER [OPTION=VALUE ...] | MODEL [--json]",
       .details =
-          "A mechanism's name that is no operator's lists its operators.\n\n"
+          "A mechanism's name that is no operator's lists its operators. MODEL is a folder with config.json and safetensors, or a\n"
+          "GGUF file: its layers, parameters, state and memory.\n\n"
           "A case is a line as linnet check prints it; strided=1 stands for rows that do not lie at multiples of 16 bytes.\n\n"
           "examples: linnet info softmax, linnet info mamba\n"
           "          linnet info delta --case 'B=1 T=2048 Hq=16 Hk=16 Hv=16 K=128 V=128 dtype=bf16 pass=bwd'\n"
-          "          linnet info gated_deltanet hidden=1024 heads=4",
-      .options = {{"case", "LINE", "which implementation this call takes, and why others do not"}, {"json", "", "print JSON"}},
+          "          linnet info gated_deltanet hidden=1024 heads=4\n          linnet info model.gguf",
+      .options = {{"case", "LINE", "which implementation this call takes, and why others do not"},
+                  {"json", "", "print JSON"},
+                  kWeightsOption,
+                  kThreadsOption},
       .run = info_main,
   };
   return command;

@@ -19,8 +19,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/status.h"
-#include "runtime/tokenizer.h"
+#include "../core/status.h"
+#include "tokenizer.h"
 
 namespace linnet {
 

@@ -96,10 +96,10 @@ TEST(Sampler, FollowsItsOptions) {
   Sampler penalised({.repeat_penalty = 2});
   penalised.accept(1);
   EXPECT_EQ(penalised.next(logits.data(), n), 3);
-  EXPECT_FALSE(check(SamplerOptions{.temperature = -1}).ok());
-  EXPECT_FALSE(check(SamplerOptions{.top_p = 0}).ok());
-  EXPECT_FALSE(check(SamplerOptions{.temperature = NAN}).ok());
-  EXPECT_TRUE(check(SamplerOptions{}).ok());
+  EXPECT_FALSE(check_sampling(SamplerOptions{.temperature = -1}).ok());
+  EXPECT_FALSE(check_sampling(SamplerOptions{.top_p = 0}).ok());
+  EXPECT_FALSE(check_sampling(SamplerOptions{.temperature = NAN}).ok());
+  EXPECT_TRUE(check_sampling(SamplerOptions{}).ok());
 }
 
 TEST(Unicode, CompletesAndRepairs) {

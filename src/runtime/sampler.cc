@@ -7,7 +7,7 @@
 
 namespace linnet {
 
-Status check(const SamplerOptions& o) {
+Status check_sampling(const SamplerOptions& o) {
   const auto refuse = [](const char* name, double value, const char* expected) {
     return bad_input(std::string(name) + " is " + std::to_string(value) + ", expected " + expected);
   };

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/status.h"
+#include "../core/status.h"
 
 namespace linnet {
 
@@ -25,7 +25,7 @@ struct SamplerOptions {
   int64_t repeat_last = 64;   // how far the penalty looks back
   uint64_t seed = 0;
 };
-Status check(const SamplerOptions& options);
+Status check_sampling(const SamplerOptions& options);
 
 class Sampler {
  public:

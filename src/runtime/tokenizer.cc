@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/json.h"
 #include "runtime/unicode.h"
 
 namespace linnet {

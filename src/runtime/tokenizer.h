@@ -21,14 +21,14 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/json.h"
-#include "core/status.h"
-#include "runtime/bpe.h"
-#include "runtime/gguf.h"
-#include "runtime/pretokenize.h"
-#include "runtime/wordpiece.h"
+#include "../core/status.h"
+#include "bpe.h"
+#include "pretokenize.h"
+#include "wordpiece.h"
 
 namespace linnet {
+
+class GgufFile;
 
 inline constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
 inline constexpr uint64_t kMaxTokenizerBytes = uint64_t{64} << 20;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/json.h"
+#include "runtime/gguf.h"
 #include "runtime/tokenizer.h"
 #include "runtime/unicode.h"
 

@@ -4,6 +4,7 @@ import os
 import pathlib
 
 import pytest
+from conftest import BUILD  # noqa: F401
 from linnet import runtime  # noqa: F401
 
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "linnet"

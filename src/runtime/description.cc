@@ -1,0 +1,180 @@
+#include "runtime/description.h"
+
+#include <cctype>
+
+#include "layers/layer.h"
+#include "runtime/families/families.h"
+
+namespace linnet {
+
+namespace {
+
+using layers::kB, layers::kT, layers::number_text, layers::Recorder, layers::Setting, layers::Value;
+
+class ModelRecorder {
+ public:
+  explicit ModelRecorder(const Description& d) : d_(d), l_(d.family) {}
+
+  Status body(layers::Record* record) {
+    Value x = d_.image > 0 ? patches() : tokens();
+    if (d_.embed_norm) x = norm("embed_norm", x);
+    for (size_t i = 0; i < d_.blocks.size() && l_.ok(); ++i) {
+      Recorder::Scope scope(l_, "layers." + std::to_string(i));
+      x = block(d_.blocks[i], x);
+    }
+    if (d_.final_norm) x = norm("norm", x);
+    l_.output(x);
+    return l_.finish(record);
+  }
+
+  Status head(layers::Record* record) {
+    const Value x = l_.input("hidden", {kB, kT, d_.hidden});
+    if (d_.image > 0) {
+      l_.output(
+          l_.dense(x, l_.weight("classifier.weight", {d_.classes, d_.hidden}), l_.weight("classifier.bias", {d_.classes})));
+    } else {
+      l_.output(l_.dense(x, l_.weight(d_.tied ? "embed_tokens.weight" : "lm_head.weight", {d_.vocabulary, d_.hidden})));
+    }
+    return l_.finish(record);
+  }
+
+ private:
+  Value embedding(const char* name, int64_t rows, Value ids) {
+    return l_.op("embedding", {{"table", l_.weight(std::string(name) + ".weight", {rows, d_.hidden})}, {"ids", ids}}, {}, name);
+  }
+
+  Value tokens() {
+    Value x = embedding("embed_tokens", d_.vocabulary, l_.input("tokens", {kB, kT}, true));
+    if (d_.positions > 0) x = add(x, embedding("embed_positions", d_.positions, l_.input("positions", {kB, kT}, true)));
+    if (d_.types > 0) x = add(x, embedding("embed_types", d_.types, l_.input("types", {kB, kT}, true)));
+    return x;
+  }
+
+  // The class token's row of the input is zero: its embedding and all positions stand in embed_positions (families/vit.cc).
+  Value patches() {
+    const int64_t side = d_.image / d_.patch, count = side * side + 1, inputs = d_.channels * d_.patch * d_.patch;
+    l_.tokens(count);
+    const Value x = l_.input("patches", {kB, kT, inputs});
+    const Value rows = l_.dense(x, l_.weight("patches.weight", {d_.hidden, inputs}), l_.weight("patches.bias", {d_.hidden}));
+    return add(rows, embedding("embed_positions", count, l_.input("positions", {kB, kT}, true)));
+  }
+
+  Value add(Value x, Value y) { return l_.op("add", {{"x", x}, {"y", y}}); }
+
+  Value norm(const std::string& name, Value x) {
+    const std::vector<Setting> eps = {{"eps", number_text(d_.eps)}};
+    const Value weight = l_.weight(name + ".weight", {d_.hidden}, layers::ones());
+    if (d_.rms) return l_.op("rms_norm", {{"x", x}, {"weight", weight}}, eps, name);
+    return l_.op("layer_norm",
+                 {{"x", x}, {"weight", weight}, {"bias", l_.weight(name + ".bias", {d_.hidden}, layers::zeros())}}, eps, name);
+  }
+
+  Value mixer(const BlockSpec& spec, Value x) {
+    Recorder::Scope scope(l_, "self_attn");
+    return layers::record_layer(l_, spec.mixer, spec.options, x);
+  }
+
+  Value mlp(const MlpSpec& spec, Value x) {
+    Recorder::Scope scope(l_, "mlp");
+    const auto map = [&](const char* name, Value from, int64_t in, int64_t out) {
+      const std::string stem = name;
+      const Value bias = spec.bias ? l_.weight(stem + ".bias", {out}, layers::zeros()) : Value();
+      return l_.dense(from, l_.weight(stem + ".weight", {out, in}, layers::normal(0.02)), bias);
+    };
+    Value y;
+    if (spec.kind == MlpSpec::Kind::glu) {
+      const Value gate = map("gate_proj", x, d_.hidden, spec.inner), up = map("up_proj", x, d_.hidden, spec.inner);
+      y = l_.op("glu", {{"gate", gate}, {"up", up}}, {{"act", spec.act}});
+    } else {
+      y = l_.op("activation", {{"x", map("up_proj", x, d_.hidden, spec.inner)}}, {{"act", spec.act}});
+    }
+    return map("down_proj", y, spec.inner, d_.hidden);
+  }
+
+  Value block(const BlockSpec& spec, Value x) {
+    const bool has_mlp = spec.mlp.kind != MlpSpec::Kind::none;
+    switch (d_.order) {
+      case BlockOrder::pre:
+        x = add(x, mixer(spec, norm("input_layernorm", x)));
+        return has_mlp ? add(x, mlp(spec.mlp, norm("post_attention_layernorm", x))) : x;
+      case BlockOrder::post:
+        x = norm("input_layernorm", add(x, mixer(spec, x)));
+        return has_mlp ? norm("post_attention_layernorm", add(x, mlp(spec.mlp, x))) : x;
+      case BlockOrder::parallel: {
+        const Value y = norm("input_layernorm", x);
+        x = add(x, mixer(spec, y));
+        return has_mlp ? add(x, mlp(spec.mlp, y)) : x;
+      }
+    }
+    return x;
+  }
+
+  const Description& d_;
+  Recorder l_;
+};
+
+// Whether `name` fits the pattern; the number that `#` met and what `*` met.
+bool fits(const std::string& pattern, const std::string& name, std::string* number, std::string* rest) {
+  size_t n = 0;
+  for (size_t p = 0; p < pattern.size(); ++p) {
+    if (pattern[p] == '#') {
+      const size_t begin = n;
+      while (n < name.size() && std::isdigit(static_cast<unsigned char>(name[n]))) ++n;
+      if (n == begin) return false;
+      *number = name.substr(begin, n - begin);
+    } else if (pattern[p] == '*') {
+      *rest = name.substr(n);
+      return !rest->empty();
+    } else if (n >= name.size() || name[n++] != pattern[p]) {
+      return false;
+    }
+  }
+  return n == name.size();
+}
+
+}  // namespace
+
+const char* block_order_name(BlockOrder order) {
+  return order == BlockOrder::pre ? "pre" : order == BlockOrder::post ? "post" : "parallel";
+}
+
+Status record_body(const Description& d, layers::Record* record) { return ModelRecorder(d).body(record); }
+Status record_head(const Description& d, layers::Record* record) { return ModelRecorder(d).head(record); }
+
+const NameRule* find_name(const Description& d, const std::string& ours, std::string* theirs) {
+  for (const NameRule& rule : d.names) {
+    std::string number, rest;
+    if (!fits(rule.ours, ours, &number, &rest)) continue;
+    theirs->clear();
+    for (const char c : rule.theirs) {
+      if (c == '#') {
+        *theirs += number;
+      } else if (c == '*') {
+        *theirs += rest;
+      } else {
+        *theirs += c;
+      }
+    }
+    return &rule;
+  }
+  return nullptr;
+}
+
+Status describe_model(Config& config, Description& out) {
+  const std::string type = config.text("model_type", "");
+  LINNET_TRY(config.status());
+  std::string known;
+  for (const Family& family : kFamilies) {
+    known += std::string(known.empty() ? "" : ", ") + family.model_type;
+    if (type != family.model_type) continue;
+    Description d;
+    d.family = type;
+    family.describe(config, d);
+    LINNET_TRY(config.status());
+    out = std::move(d);
+    return {};
+  }
+  return bad_input(config.source() + ": model_type is " + json_quote_short(type) + ", expected one of " + known);
+}
+
+}  // namespace linnet

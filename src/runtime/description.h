@@ -1,0 +1,83 @@
+// Description: a model as a list of blocks, from which its records follow. A family (families/*.cc) is a function from
+// config.json to a Description, with a table of the names that its tensors have in files.
+//
+// Tensors of every model in one naming:
+//   embed_tokens.weight [vocabulary, hidden]     embed_positions.weight, embed_types.weight, embed_norm.*, patches.*
+//   layers.<i>.input_layernorm.*                 layers.<i>.post_attention_layernorm.*
+//   layers.<i>.self_attn.<name of the layer>     layers.<i>.mlp.gate_proj|up_proj|down_proj.*
+//   norm.*                                       lm_head.weight [vocabulary, hidden], or the table of embed_tokens where tied
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "layers/record.h"
+#include "runtime/config.h"
+
+namespace linnet {
+
+inline constexpr int64_t kMaxLayers = 1000, kMaxHeads = 1024, kMaxWidth = int64_t{1} << 20,
+                         kMaxVocabularyRows = int64_t{1} << 24;
+
+enum class BlockOrder {
+  pre,       // x += mixer(norm(x)); x += mlp(norm(x))
+  post,      // x = norm(x + mixer(x)); x = norm(x + mlp(x))
+  parallel,  // y = norm(x); x += mixer(y) + mlp(y)
+};
+const char* block_order_name(BlockOrder order);
+
+struct MlpSpec {
+  enum class Kind { none, glu, plain } kind = Kind::glu;
+  std::string act = "silu";
+  int64_t inner = 0;
+  bool bias = false;
+};
+
+struct BlockSpec {
+  std::string mixer = "softmax_attention";  // a name of layers::find_layer
+  std::vector<layers::Setting> options;
+  MlpSpec mlp;
+};
+
+// How a tensor of the model is found in files: `#` stands for the number of a layer, `*` at the end for the rest of the name.
+struct NameRule {
+  std::string ours, theirs;
+  bool transposed = false;      // [in, out] in the file
+  int64_t part = 0, parts = 1;  // rows part / parts .. (part + 1) / parts of it, in our order
+  int64_t permuted_heads = 0;   // rows of each head are in the order of interleaved pairs: GGUF's q and k of llama
+};
+
+struct Description {
+  std::string family;
+  bool causal = true;
+  int64_t hidden = 0, vocabulary = 0, context = 0;
+  BlockOrder order = BlockOrder::pre;
+  bool rms = true;  // norms: root mean square; otherwise layer norm with a bias
+  double eps = 1e-6;
+  int64_t positions = 0, types = 0;  // rows of learned tables that are added to the token's; 0: none
+  bool embed_norm = false, final_norm = true;
+  bool tied = false;  // lm_head is embed_tokens
+  bool head = true;   // it has logits
+  // Images: patches of `patch` squared pixels, a class token first.
+  int64_t image = 0, patch = 0, channels = 0, classes = 0;
+  std::vector<BlockSpec> blocks;
+  std::vector<NameRule> names;
+  std::vector<std::string> prefixes = {""};  // that may stand before every name
+  std::vector<std::string> ignored;          // tensors that may be left over: endings
+};
+
+// By model_type; a sentence when there is no such family.
+Status describe_model(Config& config, Description& out);
+
+// tokens [B, T] (and positions, types where the model has such tables) -> hidden [B, T, hidden];
+// images: patches [B, T, channels patch^2] -> hidden.
+Status record_body(const Description& d, layers::Record* record);
+// hidden [B, T, hidden] -> logits [B, T, vocabulary or classes].
+Status record_head(const Description& d, layers::Record* record);
+
+// The rule for one of our names, and the name it gives; null when none fits.
+const NameRule* find_name(const Description& d, const std::string& ours, std::string* theirs);
+
+}  // namespace linnet

@@ -1,0 +1,394 @@
+#include "runtime/weights.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "core/half.h"
+#include "core/json.h"
+#include "mechanisms/dense/dense_pack.h"
+#include "runtime/dequantize.h"
+
+namespace linnet {
+
+namespace {
+
+std::string shape_of(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+bool plain(GgufType type) { return type == GgufType::f32 || type == GgufType::f16 || type == GgufType::bf16; }
+
+// All values of a tensor as floats.
+void read_floats(const FileTensor& t, float* out) {
+  if (!t.f64) return dequantize(t.type, t.data, t.elements(), out);
+  for (int64_t i = 0; i < t.elements(); ++i) {
+    double x;
+    std::memcpy(&x, t.data + i * 8, 8);
+    out[i] = static_cast<float>(x);
+  }
+}
+
+// Row r of our order in a file whose heads' rows are permuted: pair i of a head lies at 2 i and 2 i + 1 there, at i and i + K /
+// 2 here.
+int64_t source_row(int64_t row, int64_t rows, int64_t heads) {
+  if (heads == 0) return row;
+  const int64_t width = rows / heads, head = row / width, i = row % width, half = width / 2;
+  return head * width + (i < half ? 2 * i : 2 * (i - half) + 1);
+}
+
+uint64_t hash(uint64_t h, const void* data, size_t bytes) {
+  const auto* p = static_cast<const unsigned char*>(data);
+  for (size_t i = 0; i < bytes; ++i) h = (h ^ p[i]) * 0x100000001b3ull;
+  return h;
+}
+
+}  // namespace
+
+int64_t FileTensor::elements() const {
+  int64_t n = 1;
+  for (const int64_t size : shape) n *= size;
+  return n;
+}
+
+Status WeightFiles::open(const std::string& path, WeightFiles& out) {
+  WeightFiles made;
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) return bad_input(path + ": there is no such file or folder");
+  if (!S_ISDIR(info.st_mode)) {
+    made.gguf_.reset(new GgufFile);
+    LINNET_TRY(GgufFile::open(path, *made.gguf_));
+    for (const GgufTensor& t : made.gguf_->tensors()) {
+      FileTensor& tensor = made.tensors_[std::string(t.name)];
+      tensor = {std::string(t.name), path, {t.shape, t.shape + t.rank}, t.type, false, t.data, t.bytes};
+    }
+    out = std::move(made);
+    return {};
+  }
+  SafetensorsModel model;
+  LINNET_TRY(SafetensorsModel::open(path, model));
+  for (const SafetensorsFile& file : model.files()) {
+    made.files_.emplace_back();
+    MappedFile& mapped = made.files_.back();
+    LINNET_TRY(MappedFile::open(file.path(), mapped));
+    uint64_t header = 0;
+    if (mapped.size() < 8) return bad_input(file.path() + ": changed while it was opened");
+    std::memcpy(&header, mapped.data(), 8);
+    for (size_t i = 0; i < file.size(); ++i) {
+      const SafetensorsEntry entry = file.entry(i);
+      FileTensor t{entry.name, file.path(), entry.shape};
+      t.f64 = entry.dtype == "F64";
+      if (entry.dtype == "BF16") t.type = GgufType::bf16;
+      if (entry.dtype == "F16") t.type = GgufType::f16;
+      t.bytes = entry.bytes();
+      if (header > mapped.size() - 8 || entry.end > mapped.size() - 8 - header) {
+        return bad_input(file.path() + ": changed while it was opened");
+      }
+      t.data = mapped.data() + 8 + header + entry.begin;
+      const bool floats = entry.dtype == "F32" || entry.dtype == "F64" || entry.dtype == "BF16" || entry.dtype == "F16";
+      if (floats) made.tensors_[entry.name] = std::move(t);  // buffers of integers are no weights
+    }
+  }
+  out = std::move(made);
+  return {};
+}
+
+const FileTensor* WeightFiles::find(const std::string& name) const {
+  const auto at = tensors_.find(name);
+  return at == tensors_.end() ? nullptr : &at->second;
+}
+
+uint64_t WeightFiles::bytes() const {
+  uint64_t total = gguf_ ? gguf_->bytes() : 0;
+  for (const MappedFile& file : files_) total += file.size();
+  return total;
+}
+
+struct Weights::Bound {
+  View view;
+  bool quantised = false;
+  layers::Quantised packed;
+  std::vector<Memory> memory;
+  int64_t bytes = 0;
+  uint64_t fingerprint = 0xcbf29ce484222325ull;
+  std::string kind;
+
+  char* allocate(int64_t count) {
+    Memory m;
+    m.bytes.reset(new char[static_cast<size_t>(count) + 64]);
+    m.at = m.bytes.get() + (64 - reinterpret_cast<uintptr_t>(m.bytes.get()) % 64) % 64;
+    bytes += count;
+    memory.push_back(std::move(m));
+    return memory.back().at;
+  }
+};
+
+Status Weights::load_one(const WeightFiles& files, const Description& d, const std::string& prefix,
+                         const layers::Parameter& parameter, const std::string& kind, Bound& bound) const {
+  std::string theirs;
+  const NameRule* rule = find_name(d, parameter.name, &theirs);
+  if (rule == nullptr) return bad_input(d.family + ": there is no name in files for " + parameter.name);
+  const FileTensor* t = files.find(prefix + theirs);
+  if (t == nullptr && ends_with(theirs, ".weight")) t = files.find(prefix + theirs.substr(0, theirs.size() - 7) + ".gamma");
+  if (t == nullptr && ends_with(theirs, ".bias")) t = files.find(prefix + theirs.substr(0, theirs.size() - 5) + ".beta");
+  if (t == nullptr && parameter.name == "classifier.weight") t = files.find(theirs);
+  if (t == nullptr && (theirs == "lm_head.weight" || theirs.rfind("classifier.", 0) == 0)) t = files.find(theirs);
+  if (t == nullptr) return bad_input(d.family + ": tensor " + json_quote_short(prefix + theirs) + " is missing");
+  const std::string where = t->path + ": tensor " + json_quote_short(t->name);
+  bound.fingerprint = hash(bound.fingerprint, parameter.name.data(), parameter.name.size());
+  bound.fingerprint = hash(bound.fingerprint, t->data, static_cast<size_t>(std::min<uint64_t>(t->bytes, 256)));
+
+  // Sizes: ones in front do not count (position_embeddings [1, N, C]), and patches [C, 3, P, P] are a matrix.
+  const std::vector<int64_t>& wanted = parameter.shape;
+  const int64_t rows = wanted.empty() ? 1 : wanted[0], elements = [&] {
+    int64_t n = 1;
+    for (const int64_t size : wanted) n *= size;
+    return n;
+  }();
+  std::vector<int64_t> found = t->shape;
+  while (found.size() > wanted.size() && found.front() == 1) found.erase(found.begin());
+  if (parameter.name == "patches.weight" && found.size() == 4) found = {found[0], found[1] * found[2] * found[3]};
+  std::vector<int64_t> expected = wanted;
+  expected[0] *= rule->parts;
+  const bool turn = rule->transposed && wanted.size() == 2;
+  if (turn) std::swap(expected[0], expected[1]);
+  if (found != expected) return bad_input(where + " is " + shape_of(t->shape) + ", expected " + shape_of(expected));
+  if (rule->permuted_heads != 0 && (rows % (2 * rule->permuted_heads) != 0)) {
+    return bad_input(where + " has " + std::to_string(rows) + " rows, which are no pairs of " +
+                     std::to_string(rule->permuted_heads) + " heads");
+  }
+
+  const bool class_row = d.image > 0 && parameter.name == "embed_positions.weight";
+  const bool matrix = parameter.dense_only && wanted.size() == 2 && !class_row;
+  const int64_t columns = wanted.size() == 2 ? wanted[1] : 1;
+  const bool table = parameter.name == "embed_tokens.weight" || parameter.name == "lm_head.weight";
+  std::string held = matrix ? kind : "f32";
+  if (held.empty()) {
+    held = t->f64 || t->type == GgufType::f32                       ? "f32"
+           : t->type == GgufType::f16                               ? "f16"
+           : t->type == GgufType::bf16                              ? "bf16"
+           : t->type == GgufType::q4_0 || t->type == GgufType::q4_1 ? "q4"
+                                                                    : "q8";
+  }
+  if (held == "q4" && table && t->type != GgufType::q4_0 && t->type != GgufType::q4_1) held = "q8";
+  if ((held == "q8" || held == "q4") && columns % kGroup != 0) held = "bf16";
+  if (matrix) bound.kind = held;
+
+  // As it lies, in the mapped file.
+  const int64_t first_row = rule->part * rows;
+  const int64_t element = t->type == GgufType::f32 ? 4 : 2;
+  const bool same = matrix && plain(t->type) && !t->f64 && !turn && rule->permuted_heads == 0 &&
+                    held == (t->type == GgufType::f32   ? "f32"
+                             : t->type == GgufType::f16 ? "f16"
+                                                        : "bf16") &&
+                    reinterpret_cast<uintptr_t>(t->data) % static_cast<uintptr_t>(element) == 0;
+  const Dtype dtype = held == "bf16" ? Dtype::bf16 : held == "f16" ? Dtype::f16 : Dtype::f32;
+  if (same) {
+    const unsigned char* data = t->data + first_row * columns * element;
+    // Infinite and NaN alike have all bits of the exponent set.
+    bool finite = true;
+    if (t->type == GgufType::f32) {
+      const auto* words = reinterpret_cast<const uint32_t*>(data);
+      for (int64_t i = 0; i < elements; ++i) finite &= (words[i] & 0x7f800000u) != 0x7f800000u;
+    } else {
+      const uint32_t mask = t->type == GgufType::bf16 ? 0x7f80u : 0x7c00u;
+      const auto* words = reinterpret_cast<const uint16_t*>(data);
+      for (int64_t i = 0; i < elements; ++i) finite &= (words[i] & mask) != mask;
+    }
+    if (!finite) return bad_input(where + " holds a value that is not finite");
+    bound.view = View::dense(data, dtype, wanted.data(), static_cast<int>(wanted.size()));
+    bound.bytes = elements * element;
+    return {};
+  }
+
+  // Blocks that only change their place.
+  const bool eight = t->type == GgufType::q8_0, four = t->type == GgufType::q4_0 || t->type == GgufType::q4_1;
+  if (matrix && !turn && ((held == "q8" && eight) || (held == "q4" && four))) {
+    const GgufTypeInfo& info = *gguf_type_info(static_cast<uint32_t>(t->type));
+    const int64_t groups = columns / kGroup, row_bytes = groups * info.block_bytes, panels = dense_panels(rows);
+    const QuantisedBits bits = eight ? QuantisedBits::eight : QuantisedBits::four;
+    const unsigned char* blocks = t->data + first_row * row_bytes;
+    std::unique_ptr<unsigned char[]> ordered;
+    if (rule->permuted_heads != 0) {
+      ordered.reset(new unsigned char[static_cast<size_t>(rows * row_bytes)]);
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memcpy(ordered.get() + r * row_bytes, blocks + source_row(r, rows, rule->permuted_heads) * row_bytes,
+                    static_cast<size_t>(row_bytes));
+      }
+      blocks = ordered.get();
+    }
+    const int64_t scale_bytes = t->type == GgufType::q4_1 ? 4 : 2;
+    for (int64_t i = 0; i < rows * groups; ++i) {
+      for (int64_t s = 0; s < scale_bytes; s += 2) {
+        uint16_t half;
+        std::memcpy(&half, blocks + i * info.block_bytes + s, 2);
+        if ((half & 0x7c00) == 0x7c00) return bad_input(where + " holds a scale that is not finite");
+      }
+    }
+    char* codes = bound.allocate(panels * groups * dense_block_bytes(bits));
+    char* scale = bound.allocate(panels * groups * kPanel * 2);
+    dense_pack_codes(bits, blocks + scale_bytes, row_bytes, info.block_bytes, rows, groups, reinterpret_cast<uint8_t*>(codes));
+    dense_pack_scales(Dtype::f16, blocks, row_bytes, info.block_bytes, rows, groups, scale);
+    bound.quantised = true;
+    bound.packed.bits = eight ? 8 : 4;
+    bound.packed.codes = View::dense(codes, Dtype::u8, {panels, groups, dense_block_bytes(bits)});
+    bound.packed.scale = View::dense(scale, Dtype::f16, {panels, groups, kPanel});
+    if (t->type == GgufType::q4_1) {
+      char* offset = bound.allocate(panels * groups * kPanel * 2);
+      dense_pack_scales(Dtype::f16, blocks + 2, row_bytes, info.block_bytes, rows, groups, offset);
+      bound.packed.offset = View::dense(offset, Dtype::f16, {panels, groups, kPanel});
+    }
+    return {};
+  }
+
+  // Converted: to floats in our order, then to what they are held in.
+  std::vector<float> whole(static_cast<size_t>(t->elements())), values;
+  read_floats(*t, whole.data());
+  for (const float x : whole) {
+    if (!std::isfinite(x)) return bad_input(where + " holds a value that is not finite");
+  }
+  if (turn) {
+    const int64_t all_rows = rows * rule->parts;
+    values.resize(static_cast<size_t>(elements));
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < columns; ++c) {
+        values[static_cast<size_t>(r * columns + c)] = whole[static_cast<size_t>(c * all_rows + first_row + r)];
+      }
+    }
+  } else if (rule->parts > 1 || rule->permuted_heads != 0) {
+    const int64_t width = elements / std::max<int64_t>(rows, 1);
+    values.resize(static_cast<size_t>(elements));
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(whole.data() + (first_row + source_row(r, rows, rule->permuted_heads)) * width, width,
+                  values.data() + r * width);
+    }
+  } else {
+    values = std::move(whole);
+  }
+  if (class_row) {
+    // The class token's row of the input is zero, and the product adds its bias to it: the table makes up for both.
+    const FileTensor* token = files.find(prefix + "embeddings.cls_token");
+    const FileTensor* bias = files.find(prefix + "embeddings.patch_embeddings.projection.bias");
+    if (token == nullptr || bias == nullptr || token->elements() != d.hidden || bias->elements() != d.hidden) {
+      return bad_input(d.family + ": embeddings.cls_token or the bias of the patches is missing or has another size");
+    }
+    std::vector<float> a(static_cast<size_t>(d.hidden)), b(a.size());
+    read_floats(*token, a.data());
+    read_floats(*bias, b.data());
+    for (size_t i = 0; i < a.size(); ++i) values[i] += a[i] - b[i];
+  }
+  if (held == "q8" || held == "q4") {
+    const QuantisedBits bits = held == "q8" ? QuantisedBits::eight : QuantisedBits::four;
+    const int64_t groups = columns / kGroup, panels = dense_panels(rows);
+    bound.quantised = true;
+    bound.packed.bits = held == "q8" ? 8 : 4;
+    char* codes = bound.allocate(panels * groups * dense_block_bytes(bits));
+    char* scale = bound.allocate(panels * groups * kPanel * 2);
+    bound.packed.codes = View::dense(codes, Dtype::u8, {panels, groups, dense_block_bytes(bits)});
+    bound.packed.scale = View::dense(scale, Dtype::f16, {panels, groups, kPanel});
+    if (held == "q4") {
+      char* offset = bound.allocate(panels * groups * kPanel * 2);
+      bound.packed.offset = View::dense(offset, Dtype::f16, {panels, groups, kPanel});
+    }
+    return dense_quantise(View::dense(values.data(), Dtype::f32, {rows, columns}), bits, bound.packed.codes, bound.packed.scale,
+                          bound.packed.offset);
+  }
+  char* memory = bound.allocate(elements * dtype_size(dtype));
+  if (dtype == Dtype::f32) {
+    std::memcpy(memory, values.data(), values.size() * 4);
+  } else {
+    for (int64_t i = 0; i < elements; ++i) store_f64(memory, dtype, i, values[static_cast<size_t>(i)]);
+  }
+  bound.view = View::dense(memory, dtype, wanted.data(), static_cast<int>(wanted.size()));
+  return {};
+}
+
+Status Weights::load(const WeightFiles& files, const Description& d, const std::vector<const layers::Record*>& records,
+                     const std::string& kind, Executor& executor) {
+  // Which of the family's prefixes the files use: the one under which the first tensor is found.
+  std::string prefix = d.prefixes.front();
+  for (const std::string& candidate : d.prefixes) {
+    std::string theirs;
+    if (find_name(d, d.image > 0 ? "patches.weight" : "embed_tokens.weight", &theirs) && files.find(candidate + theirs)) {
+      prefix = candidate;
+      break;
+    }
+  }
+  std::vector<const layers::Parameter*> parameters;
+  for (const layers::Record* record : records) {
+    for (const layers::Parameter& parameter : record->parameters) {
+      if (bound_.emplace(parameter.name, std::make_shared<Bound>()).second) parameters.push_back(&parameter);
+    }
+  }
+  struct Work {
+    const Weights* self;
+    const WeightFiles* files;
+    const Description* d;
+    const std::string *prefix, *kind;
+    const std::vector<const layers::Parameter*>* parameters;
+    std::vector<Status> status;
+  } work{this, &files, &d, &prefix, &kind, &parameters, std::vector<Status>(parameters.size())};
+  executor.run(
+      static_cast<int64_t>(parameters.size()),
+      [](void* context, int64_t task, int) {
+        Work& w = *static_cast<Work*>(context);
+        const size_t i = static_cast<size_t>(task);
+        const layers::Parameter& parameter = *(*w.parameters)[i];
+        w.status[i] = w.self->load_one(*w.files, *w.d, *w.prefix, parameter, *w.kind, *w.self->bound_.at(parameter.name));
+      },
+      &work);
+  for (const Status& status : work.status) {
+    if (!status.ok()) return status;
+  }
+
+  // A tensor that nobody reads is told: perhaps the model is another than its configuration says.
+  std::set<std::string> used, kinds;
+  for (const layers::Parameter* parameter : parameters) {
+    std::string theirs;
+    find_name(d, parameter->name, &theirs);
+    used.insert(theirs);
+    used.insert(prefix + theirs);
+    const Bound& bound = *bound_.at(parameter->name);
+    bytes_ += bound.bytes;
+    fingerprint_ = hash(fingerprint_ ^ bound.fingerprint, &bound.fingerprint, 8);
+    if (!bound.kind.empty()) kinds.insert(bound.kind);
+  }
+  for (const auto& [name, tensor] : files.all()) {
+    if (used.count(name) != 0) continue;
+    const bool legacy = ends_with(name, ".gamma") || ends_with(name, ".beta");
+    const bool ignored =
+        std::any_of(d.ignored.begin(), d.ignored.end(), [&](const std::string& end) { return ends_with(name, end); });
+    if (!legacy && !ignored) {
+      warnings_.push_back(tensor.path + ": tensor " + json_quote_short(name) + " belongs to no part of this " + d.family +
+                          " model");
+    }
+  }
+  for (const std::string& each : kinds) kinds_ += (kinds_.empty() ? "" : " + ") + each;
+  return {};
+}
+
+Status Weights::bind(layers::Runner& runner) const {
+  for (const layers::Parameter& parameter : runner.record().parameters) {
+    const Bound& bound = *bound_.at(parameter.name);
+    if (bound.quantised) {
+      layers::Quantised packed = bound.packed;
+      packed.rounding = "int8";
+      LINNET_TRY(runner.bind(parameter.name, packed));
+    } else {
+      LINNET_TRY(runner.bind(parameter.name, bound.view));
+    }
+  }
+  return {};
+}
+
+}  // namespace linnet

@@ -1,0 +1,171 @@
+"""Models of every family beside transformers, in f32: small random ones, and SmolLM2 and MiniLM where they were fetched."""
+
+import json
+import subprocess
+
+import numpy
+import pytest
+import torch
+import transformers
+from runtime_cases import BUILD, MINILM, SMOLLM2, need, runtime, wikitext
+
+CAUSAL = {
+    "llama": (transformers.LlamaConfig, dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5)),
+    "llama-tied-bias": (transformers.LlamaConfig, dict(vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+                        num_attention_heads=3, head_dim=32, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+                        rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0})),
+    "llama3-rope": (transformers.LlamaConfig, dict(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+                    num_attention_heads=2, max_position_embeddings=512, rope_parameters={"rope_type": "llama3", "rope_theta": 1000.0,
+                    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64})),
+    "qwen2": (transformers.Qwen2Config, dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+              num_attention_heads=4, num_key_value_heads=1)),
+    "qwen2-window": (transformers.Qwen2Config, dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+                     num_attention_heads=4, num_key_value_heads=2, use_sliding_window=True, sliding_window=7, max_window_layers=1)),
+    "qwen3": (transformers.Qwen3Config, dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+              num_attention_heads=4, num_key_value_heads=2, head_dim=24)),
+    "gpt2": (transformers.GPT2Config, dict(vocab_size=97, n_positions=128, n_embd=64, n_layer=3, n_head=4)),
+    "gpt2-by-layer": (transformers.GPT2Config, dict(vocab_size=97, n_positions=128, n_embd=48, n_layer=2, n_head=3, n_inner=80,
+                      scale_attn_by_inverse_layer_idx=True, activation_function="relu")),
+}  # fmt: skip
+PROMPTS = [
+    "The capital of France is", "Once upon a time", "def fibonacci(n):", "The linnet is a small", "In 1969, humans",
+    "Water boils at", "To make bread, first", "The three states of matter are", "My favourite book is", "1, 1, 2, 3, 5, 8,",
+    "The opposite of hot is", "A haiku about rain:", "SELECT name FROM", "The largest planet", "If it rains tomorrow,",
+    "Dear Sir or Madam,", "The mitochondria is", "Photosynthesis converts", "Bonjour, je m'appelle", "Linear attention is",
+]  # fmt: skip
+
+
+def randomized(model, seed=0):
+    """Weights that make attention and norms matter: the initial ones are nearly zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.copy_((1.0 if "norm" in name or "ln_" in name else 0.0) + 0.2 * torch.randn(parameter.shape, generator=generator))
+            else:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5 * 1.5)
+    return model.eval()
+
+
+def agreement(ours, theirs):
+    ours, theirs = numpy.array(ours, dtype=numpy.float64), theirs.detach().double().numpy().reshape(-1)
+    return numpy.abs(ours - theirs).max() / numpy.abs(theirs).max()
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("shards", [False, True])
+def test_logits_of_causal_models(name, shards, tmp_path):
+    kind, options = CAUSAL[name]
+    reference = randomized(transformers.AutoModelForCausalLM.from_config(kind(**options), attn_implementation="eager"))
+    reference.save_pretrained(tmp_path, max_shard_size="60KB" if shards else "5GB")
+    assert (tmp_path / "model.safetensors.index.json").exists() == shards
+    ours = runtime.load(tmp_path)
+    tokens = torch.randint(0, ours.vocabulary, (1, 53), generator=torch.Generator().manual_seed(1))
+    expected = reference(tokens).logits
+    assert agreement(ours.logits(tokens[0].tolist()), expected) < 1e-4
+    session = ours.start()
+    session.prefill(tokens[0, :40].tolist())
+    for token in tokens[0, 40:].tolist():
+        logits = session.decode(token)
+    assert agreement(logits, expected[0, -1]) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits(dtype, tmp_path):
+    kind, options = CAUSAL["llama"]
+    reference = randomized(transformers.AutoModelForCausalLM.from_config(kind(**options), attn_implementation="eager")).to(dtype)
+    reference.save_pretrained(tmp_path)
+    tokens = list(range(30))
+    # Read again: .float() would leave the rotary frequencies rounded to 16 bits.
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    expected = reference(torch.tensor([tokens])).logits
+    assert agreement(runtime.load(tmp_path, weights="f32").logits(tokens), expected) < 1e-4
+    assert agreement(runtime.load(tmp_path).logits(tokens), expected) < 3e-2  # as they lie, on 16-bit products
+
+
+def test_bert_states(tmp_path):
+    config = transformers.BertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=96,
+                                     max_position_embeddings=64, attn_implementation="eager")  # fmt: skip
+    reference = randomized(transformers.BertModel(config))
+    reference.save_pretrained(tmp_path)
+    tokens = list(range(3, 44))
+    expected = reference(torch.tensor([tokens])).last_hidden_state
+    assert agreement(runtime.load(tmp_path).states(tokens), expected) < 1e-4
+    with pytest.raises(ValueError, match="an encoder continues no text"):
+        runtime.load(tmp_path).start()
+
+
+@pytest.mark.parametrize("classes", [0, 5])
+def test_vit(classes, tmp_path):
+    config = transformers.ViTConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=64, image_size=32,
+                                    patch_size=8, num_labels=max(classes, 1), attn_implementation="eager")  # fmt: skip
+    reference = transformers.ViTForImageClassification(config) if classes else transformers.ViTModel(config, add_pooling_layer=False)
+    randomized(reference).save_pretrained(tmp_path)
+    if not classes:  # a base model's config has labels all the same
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in ("id2label", "label2id")}))
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    expected = reference(pixels).logits if classes else reference(pixels).last_hidden_state[:, 0]
+    assert agreement(runtime.load(tmp_path).classify(pixels.reshape(-1).tolist()), expected) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    folder, name = need(SMOLLM2).parent, SMOLLM2.name
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32, attn_implementation="eager")
+    return reference.eval(), runtime.load(SMOLLM2, weights="f32")
+
+
+def test_smollm2_logits(smollm2):
+    reference, ours = smollm2
+    tokens = ours.tokenizer.encode(wikitext())[:96]
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits
+    assert agreement(ours.logits(tokens), expected) < 1e-4
+
+
+def test_smollm2_greedy_text(smollm2):
+    reference, ours = smollm2
+    for prompt in PROMPTS:
+        ids = ours.tokenizer.encode(prompt)
+        with torch.no_grad():
+            expected = reference.generate(torch.tensor([ids]), max_new_tokens=64, do_sample=False, eos_token_id=None,
+                                          pad_token_id=2)[0, len(ids) :].tolist()  # fmt: skip
+        session, got = ours.start(), []
+        logits = session.prefill(ids)
+        for _ in range(64):
+            got.append(int(numpy.argmax(logits)))
+            logits = session.decode(got[-1])
+        assert got == expected, prompt
+
+
+def test_smollm2_perplexity_by_weights(smollm2):
+    _, exact = smollm2
+    tokens = exact.tokenizer.encode(wikitext())[:1024]
+    losses = {kind: numpy.mean(runtime.load(SMOLLM2, weights=kind).losses(tokens)) for kind in ("f32", "bf16", "q8", "q4")}
+    for kind, bound in {"bf16": 0.005, "q8": 0.01, "q4": 0.08}.items():
+        assert abs(numpy.exp(losses[kind] - losses["f32"]) - 1) < bound, (kind, losses)
+
+
+def test_minilm_embeddings():
+    folder = need(MINILM)
+    reference = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    ours = runtime.load(folder)
+    for text in ["A linnet is a small finch.", "Größe", "a", "the quick brown fox " * 30]:
+        ids = ours.tokenizer.encode(text, parse_special=False)
+        with torch.no_grad():
+            states = reference(torch.tensor([ids])).last_hidden_state
+        expected = torch.nn.functional.normalize(states.mean(1), dim=-1)
+        assert agreement(ours.embed(text), expected) < 1e-4
+
+
+def test_import_without_torch():
+    """linnet.runtime on a Python that has no torch."""
+    program = "import sys; sys.modules['torch'] = None; import importlib.util as u; find = u.find_spec\n"
+    program += "u.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest)\n"
+    program += "import linnet.runtime; print(linnet.runtime.load.__name__)\n"
+    program += "try: linnet.softmax\nexcept AttributeError as error: print(error)"
+    run = subprocess.run([__import__("sys").executable, "-c", program], capture_output=True, text=True,
+                         env=dict(__import__("os").environ, PYTHONPATH=str(BUILD / "python")))  # fmt: skip
+    assert run.stdout.splitlines() == ["load", "linnet.softmax needs torch, which is not installed here; linnet.runtime works without it"], run.stderr
