@@ -21,6 +21,7 @@ SIZES = {
     "H": 4,
     "K": 8,
     "V": 8,
+    "I": 64,
     "c": 32,
     "w": 16,
 }  # of the example, by the letter's first character; otherwise 4
