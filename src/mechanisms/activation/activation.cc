@@ -110,5 +110,14 @@ Status add(const AddArgs& args, const ActivationOut& out, const Context& context
 Status add_backward(const AddArgs& args, const ActivationOut& out, const AddGrads& grads, const Context& context) {
   return run(add_op(), Pass::backward, &args, &out, &grads, context);
 }
+int64_t activation_workspace(const ActivationArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(activation_op(), pass, &args, context);
+}
+int64_t glu_workspace(const GluArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(glu_op(), pass, &args, context);
+}
+int64_t add_workspace(const AddArgs& args, Pass pass, const Context& context) {
+  return workspace_bytes(add_op(), pass, &args, context);
+}
 
 }  // namespace linnet

@@ -34,6 +34,7 @@ const Op& activation_op();
 Status activation(const ActivationArgs& args, const ActivationOut& out, const Context& context);
 Status activation_backward(const ActivationArgs& args, const ActivationOut& out, const ActivationGrads& grads,
                            const Context& context);
+int64_t activation_workspace(const ActivationArgs& args, Pass pass, const Context& context);
 
 enum class GluActivation : int32_t { silu, gelu, gelu_tanh, sigmoid, relu };
 struct GluArgs {
@@ -47,6 +48,7 @@ struct GluGrads {
 const Op& glu_op();
 Status glu(const GluArgs& args, const ActivationOut& out, const Context& context);
 Status glu_backward(const GluArgs& args, const ActivationOut& out, const GluGrads& grads, const Context& context);
+int64_t glu_workspace(const GluArgs& args, Pass pass, const Context& context);
 
 struct AddArgs {
   View x, y;  // [B, T, H, D] or [B, T, D]
@@ -59,6 +61,7 @@ struct AddGrads {
 const Op& add_op();
 Status add(const AddArgs& args, const ActivationOut& out, const Context& context);
 Status add_backward(const AddArgs& args, const ActivationOut& out, const AddGrads& grads, const Context& context);
+int64_t add_workspace(const AddArgs& args, Pass pass, const Context& context);
 
 LINNET_KERNELS(activation, ActivationArgs, ActivationOut, ActivationGrads)
 LINNET_KERNELS(glu, GluArgs, ActivationOut, GluGrads)

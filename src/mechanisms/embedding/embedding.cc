@@ -64,5 +64,11 @@ Status embedding(const EmbeddingArgs& args, const EmbeddingOut& out, const Conte
 Status embedding_quantised(const EmbeddingQuantisedArgs& args, const EmbeddingOut& out, const Context& context) {
   return run(embedding_quantised_op(), Pass::forward, &args, &out, nullptr, context);
 }
+int64_t embedding_workspace(const EmbeddingArgs& args, const Context& context) {
+  return workspace_bytes(embedding_op(), Pass::forward, &args, context);
+}
+int64_t embedding_quantised_workspace(const EmbeddingQuantisedArgs& args, const Context& context) {
+  return workspace_bytes(embedding_quantised_op(), Pass::forward, &args, context);
+}
 
 }  // namespace linnet

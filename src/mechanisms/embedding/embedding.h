@@ -24,6 +24,7 @@ struct EmbeddingOut {
 struct EmbeddingNoGrads {};
 const Op& embedding_op();
 Status embedding(const EmbeddingArgs& args, const EmbeddingOut& out, const Context& context);
+int64_t embedding_workspace(const EmbeddingArgs& args, const Context& context);
 
 struct EmbeddingQuantisedArgs {
   View scales;  // [panels, groups, 16]: its type is the call's
@@ -35,6 +36,7 @@ struct EmbeddingQuantisedArgs {
 };
 const Op& embedding_quantised_op();
 Status embedding_quantised(const EmbeddingQuantisedArgs& args, const EmbeddingOut& out, const Context& context);
+int64_t embedding_quantised_workspace(const EmbeddingQuantisedArgs& args, const Context& context);
 
 LINNET_KERNELS(embedding, EmbeddingArgs, EmbeddingOut, EmbeddingNoGrads)
 LINNET_KERNELS(embedding_quantised, EmbeddingQuantisedArgs, EmbeddingOut, EmbeddingNoGrads)
