@@ -1,0 +1,264 @@
+"""Layer records as Python: the text of a forward function, parameters and their initial values.
+
+A layer is written once, in C++ (src/layers); `record(name, options)` reads what it recorded, `source(record)` writes the same
+steps as ordinary torch code. linnet.nn makes modules of both.
+"""
+
+import ast
+import ctypes
+import functools
+import json
+import math
+
+import torch
+
+from ._library import DECLARATIONS, LIBRARY
+from ._ops import on_demand
+
+
+class _Option(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("text", ctypes.c_char_p)]
+
+
+LIBRARY.linnet_describe_layers.restype = ctypes.c_char_p
+LAYERS = {layer["name"]: layer for layer in json.loads(LIBRARY.linnet_describe_layers())["layers"]}
+
+
+def option_text(value):
+    """An option as the library reads it: True is 1, None is none, (4, -1) is 4,-1."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, (tuple, list)):
+        return ",".join(str(part) for part in value)
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def option_value(option, text):
+    """The Python value of an option's text."""
+    kind = option["kind"]
+    if kind == "boolean":
+        return text in ("1", "true", "True")
+    if kind == "integer":
+        return int(text)
+    if kind in ("real", "maybe_real"):
+        return None if text == "none" else float(text)
+    if kind in ("window", "sizes"):
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    return text
+
+
+@functools.lru_cache(maxsize=256)
+def _record(name, options):
+    pairs = (_Option * len(options))(*(_Option(key.encode(), text.encode()) for key, text in options))
+    message, needed = ctypes.create_string_buffer(1024), ctypes.c_size_t()
+
+    def call(buffer, size):
+        code = LIBRARY.linnet_layer_json(
+            name.encode(), pairs, len(options), buffer, ctypes.c_size_t(size), ctypes.byref(needed), message, len(message)
+        )
+        if code != 0:
+            raise ValueError(message.value.decode())
+
+    call(None, 0)
+    buffer = ctypes.create_string_buffer(needed.value)
+    call(buffer, len(buffer))
+    return json.loads(buffer.value)
+
+
+def record(name, options):
+    """What the layer records with these options (src/layers/describe.h): parameters, steps, states."""
+    return _record(name, tuple((key, option_text(value)) for key, value in options.items()))
+
+
+# Functions of map expressions, by the names that they have there (src/layers/map.h).
+_FUNCTIONS = {
+    **{name: f"torch.{name}" for name in "exp expm1 log log1p sqrt rsqrt abs square tanh erf sin cos sigmoid relu".split()},
+    **{name: f"F.{name}" for name in "silu softplus logsigmoid gelu".split()},
+    "clip": "torch.clamp",
+}
+
+
+class _Expression(ast.NodeTransformer):
+    def __init__(self, names):
+        self.names = names
+
+    def visit_Name(self, node):
+        return ast.parse(self.names[node.id], mode="eval").body
+
+    def visit_Call(self, node):
+        name, arguments = node.func.id, [self.visit(each) for each in node.args]
+        text = [ast.unparse(each) for each in arguments]
+        if name in ("sum", "mean", "amax"):
+            return ast.parse(f"({text[0]}).{name}(-1, keepdim=True)", mode="eval").body
+        if name in ("min", "max"):
+            numbers = [isinstance(each, (ast.Constant, ast.UnaryOp)) for each in arguments]
+            if any(numbers):
+                tensor, number = (text[1], text[0]) if numbers[0] else (text[0], text[1])
+                return ast.parse(f"({tensor}).clamp({name}={number})", mode="eval").body
+            return ast.parse(f"torch.{name}imum({text[0]}, {text[1]})", mode="eval").body
+        if name == "gelu_tanh":
+            return ast.parse(f'F.gelu({text[0]}, approximate="tanh")', mode="eval").body
+        return ast.parse(f"{_FUNCTIONS[name]}({', '.join(text)})", mode="eval").body
+
+
+def expression(text, names):
+    """A map expression as torch code; `names` gives the code of each tensor."""
+    tree = ast.parse(text.replace("\n", " "), mode="eval")
+    whole = tree.body
+    dropped = isinstance(whole, ast.Call) and whole.func.id in ("sum", "mean", "amax")
+    code = ast.unparse(_Expression(names).visit(tree))
+    return code.replace("keepdim=True", "keepdim=False") if dropped and code.endswith("keepdim=True)") else code
+
+
+def _literal(op, option, text):
+    declared = {each["name"]: each for each in DECLARATIONS[op]["options"]}
+    return repr(option_value(declared[option], text))
+
+
+def _identifier(name):
+    return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+
+
+def _sizes(shape):
+    return ", ".join({"B": "x.shape[0]", "T": "x.shape[1]"}.get(size, str(size)) for size in shape)
+
+
+class _Writer:
+    """Writes the steps of a record as lines of a forward function. Names of steps become names of variables."""
+
+    def __init__(self, record):
+        self.record, self.lines = record, []
+        self.parameters = {each["name"]: each for each in record["parameters"]}
+        self.acc = {step["name"]: step["acc"] for step in record["steps"]}
+
+    def code(self, reference):
+        if "input" in reference:
+            return reference["input"]
+        if "parameter" in reference:
+            return "self." + reference["parameter"]
+        if "step" in reference:
+            return _identifier(reference["step"])
+        if "table" in reference:
+            return f"x.new_tensor({reference['table']})"
+        return f"x.new_full(({_sizes(reference['shape'])},), {reference['constant']})"
+
+    def op(self, step):
+        name, inputs = step["op"], {key: self.code(value) for key, value in step["inputs"].items()}
+        if name == "dense":
+            return f"F.linear({', '.join(inputs.values())})"
+        if name == "add":
+            scale = step["options"].get("scale", "1")
+            return f"{inputs['x']} + {inputs['y']}" if float(scale) == 1 else f"{inputs['x']} + {scale} * {inputs['y']}"
+        declaration = DECLARATIONS[name]
+        arguments = [f"{key}={value}" for key, value in inputs.items()]
+        arguments += [f"{key}={_literal(name, key, text)}" for key, text in step["options"].items()]
+        if any(each["name"] == "cu_seqlens" for each in declaration["inputs"]):
+            arguments.append("cu_seqlens=cu_seqlens")
+        wanted, outputs = step["output"], [each["name"] for each in declaration["outputs"]]
+        always = [each for each in outputs if each not in on_demand(declaration)]
+        if wanted in always:
+            index = f"[{always.index(wanted)}]" if len(always) > 1 else ""
+        else:
+            arguments.append(f"return_{wanted}=True")
+            index = "[-1]"
+        return f"linnet.{name}({', '.join(arguments)}){index}"
+
+    def map(self, step):
+        names = {}
+        for key, reference in step["inputs"].items():
+            code = self.code(reference)
+            is_wide = "step" in reference and self.acc[reference["step"]]
+            names[key] = code if is_wide or "constant" in reference else f"wide({code})"
+        if step["positional"]:
+            rank = len(step["shape"])
+            names["position"] = "positions(x)" + "[:, None]" * max(rank - 2, 0)
+        code = expression(step["expression"], names)
+        return code if step["acc"] else f"({code}).to(x.dtype)"
+
+    def view(self, step):
+        x, begin, size, stride = self.code(next(iter(step["inputs"].values()))), step["begin"], step["size"], step["stride"]
+        match step["view"]:
+            case "split":
+                return f"{x}.unflatten(-1, ({size}, -1))"
+            case "join":
+                return f"{x}.flatten(-2)"
+            case "slice":
+                return f"{x}[..., {begin}:{begin + (size - 1) * stride + 1}" + (f":{stride}]" if stride != 1 else "]")
+            case "reshape":
+                return f"{x}.reshape({_sizes(step['shape'])})"
+            case "last":
+                return f"{x}[:, -1:]"
+            case "column":
+                return f"{x}[..., None]"
+            case "drop_token":
+                return f"{x}[:, 0]"
+
+    def concat(self, step):
+        parts = ", ".join(self.code(value) for value in step["inputs"].values())
+        return f"torch.stack([{parts}], -1).flatten(-2)" if step["interleaved"] else f"torch.cat([{parts}], -1)"
+
+    def text(self):
+        lines = [f"{_identifier(step['name'])} = {getattr(self, step['kind'])(step)}" for step in self.record["steps"]]
+        inputs = ", ".join(each["name"] for each in self.record["inputs"])
+        lines.append(f"return {self.code(self.record['output'])}")
+        return f"def forward(self, {inputs}, cu_seqlens=None):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def source(record):
+    """The forward function of the record as text."""
+    return _Writer(record).text()
+
+
+def wide(x):
+    """Maps run in f32, or in f64 on f64 tensors."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def positions(x):
+    """0, 1, ... along the tokens of x."""
+    return torch.arange(x.shape[1], device=x.device, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)[:, None]
+
+
+@torch.no_grad()
+def initialise(tensor, init):
+    """Initial values in place, by the rules of src/layers/record.h."""
+    rule, a, b = init["rule"], init["a"], init["b"]
+    shape = tensor.shape
+    fan_in = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
+    match rule:
+        case "zeros":
+            tensor.zero_()
+        case "ones":
+            tensor.fill_(1)
+        case "constant":
+            tensor.fill_(a)
+        case "normal":
+            tensor.normal_(a, b)
+        case "uniform":
+            tensor.uniform_(a, b)
+        case "fan_in":
+            tensor.uniform_(-a / math.sqrt(fan_in), a / math.sqrt(fan_in))
+        case "xavier":
+            bound = a * math.sqrt(6 / (fan_in + shape[0]))
+            tensor.uniform_(-bound, bound)
+        case "identity":
+            tensor.copy_(torch.eye(*shape[-2:], dtype=tensor.dtype).expand(shape))
+        case "log_uniform":
+            tensor.uniform_(max(a, 1e-6), b).log_()
+        case "uniform_log":
+            tensor.uniform_(math.log(a), math.log(b))
+        case "inverse_softplus_log_uniform":
+            step = tensor.uniform_(math.log(a), math.log(b)).exp_().clamp_(min=1e-4)
+            step.add_(torch.log(-torch.expm1(-step)))
+        case "log_range":
+            tensor.copy_(torch.arange(1, shape[-1] + 1, dtype=tensor.dtype).log().expand(shape))
+        case "range":
+            tensor.copy_((a * torch.arange(shape[-1], dtype=tensor.dtype)).expand(shape))
+        case "first_one":
+            tensor.zero_()[..., 0] = 1
+        case "retention":
+            tensor.copy_(torch.log1p(-(2.0 ** (-5 - torch.arange(shape[-1], dtype=torch.float64)))).to(tensor.dtype).expand(shape))
+        case _:
+            raise ValueError(f"there is no rule {rule!r} for initial values")

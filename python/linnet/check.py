@@ -1,0 +1,137 @@
+"""python -m linnet.check FILE|FOLDER ...: the modules of linnet.nn against vector files, with gradients.
+
+    python -m linnet.check tests/vectors
+    python -m linnet.check --dtype f32 delta-layer.safetensors
+
+Files of layers alone are read (`linnet check` reads all); others are counted. In f64 a module is compared with the file, in f32
+with the same module in f64. Exit codes: 0 within tolerance, 1 a tensor is not, 2 bad input.
+"""
+
+import argparse
+import ctypes
+import json
+import pathlib
+import struct
+import sys
+
+import torch
+
+from . import nn
+from ._library import LIBRARY
+
+# RMS error over RMS of the reference, as in src/core/tolerance.h: f64 against files (some stored gradients come from
+# differences), f32 against f64. The largest error may be 20 times as large.
+GATES = {"f64": (1e-10, 1e-7), "f32": (2e-6, 1e-5)}
+DTYPES = {"f64": torch.float64, "f32": torch.float32}
+
+
+class BadInput(Exception):
+    pass
+
+
+def read(path):
+    """Metadata and tensors of a safetensors file of float64 numbers."""
+    data = pathlib.Path(path).read_bytes()
+    if len(data) < 8 or (size := struct.unpack("<Q", data[:8])[0]) > len(data) - 8:
+        raise BadInput(f"{path} is no safetensors file")
+    try:
+        header = json.loads(data[8 : 8 + size])
+    except ValueError as error:
+        raise BadInput(f"{path} is no safetensors file: {error}") from None
+    metadata, tensors = header.pop("__metadata__", {}), {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        if entry["dtype"] == "F64":
+            numbers = torch.frombuffer(bytearray(data[8 + size + begin : 8 + size + end]), dtype=torch.float64)
+            tensors[name] = numbers.reshape(entry["shape"]) if end > begin else torch.empty(entry["shape"], dtype=torch.float64)
+    return metadata, tensors
+
+
+def layer_of(path):
+    """What the library says of the layer that a file is about; None when it is about none."""
+    message, needed = ctypes.create_string_buffer(1024), ctypes.c_size_t()
+    name = str(path).encode()
+    if LIBRARY.linnet_layer_of_file(name, None, ctypes.c_size_t(0), ctypes.byref(needed), message, len(message)) != 0:
+        if message.value.decode().endswith("is about no layer"):
+            return None
+        raise BadInput(message.value.decode())
+    text = ctypes.create_string_buffer(needed.value)
+    LIBRARY.linnet_layer_of_file(name, text, ctypes.c_size_t(len(text)), ctypes.byref(needed), message, len(message))
+    return json.loads(text.value)
+
+
+def run(about, tensors, dtype):
+    """The module's output and the gradients that the file has, by the file's names."""
+    layer = about["layer"]
+    options = {option["name"]: option["value"] for option in layer["options"]}
+    module = getattr(nn, layer["module"]).from_text(options, dtype=dtype)
+    owners = {}
+    for parameter in layer["parameters"]:
+        name = parameter["alias"] or parameter["name"]
+        if name not in tensors:
+            if parameter["trained"]:
+                raise BadInput(f"there is no tensor {name}, expected {parameter['name']}")
+            continue
+        value = tensors[name].to(dtype)
+        own = module.get_tensor(parameter["name"])
+        with torch.no_grad():
+            own.copy_(value.T if parameter["transposed"] else value)
+        owners[name] = (own, parameter["transposed"])
+    x = tensors[about["input"]].to(dtype).requires_grad_()
+    out = module(x)
+    results = {about["output"]: out.detach()}
+    if "dout" in tensors:
+        out.backward(tensors["dout"].to(dtype))
+        results["d" + about["input"]] = x.grad
+        for name, (own, transposed) in owners.items():
+            if own.grad is not None:
+                results["d" + name] = own.grad.T if transposed else own.grad
+    return results
+
+
+def compare(got, want, gate):
+    got, want = got.double(), want.double()
+    if got.shape != want.shape:
+        return float("inf"), False
+    scale = want.square().mean().sqrt()
+    rms = ((got - want).square().mean().sqrt() / scale).item() if scale > 0 else got.abs().max().item()
+    worst = ((got - want).abs().max() / want.abs().max()).item() if scale > 0 else rms
+    return rms, rms <= gate and worst <= 20 * gate
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m linnet.check", description=__doc__.split("\n\n")[0])
+    parser.add_argument("paths", nargs="+", metavar="FILE|FOLDER")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="f64 and f32 when not given")
+    options = parser.parse_args(arguments)
+    failed = checked = skipped = 0
+    try:
+        for path in options.paths:
+            path = pathlib.Path(path)
+            if not path.exists():
+                raise BadInput(f"{path} does not exist")
+            for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+                about = layer_of(file)
+                if about is None:
+                    skipped += 1
+                    continue
+                _, tensors = read(file)
+                exact = run(about, tensors, torch.float64)
+                for name in options.dtype or DTYPES:
+                    want = {key: tensors[key] for key in exact if key in tensors} if name == "f64" else exact
+                    got = exact if name == "f64" else run(about, tensors, DTYPES[name])
+                    for key in want:
+                        gate = GATES[name][key != about["output"]]
+                        rms, good = compare(got[key], want[key], gate)
+                        checked, failed = checked + 1, failed + (not good)
+                        verdict = "ok" if good else "FAILED"
+                        print(f"{verdict:6} {about['layer']['module']:20} {name} {key:8} error {rms:.1e}, gate {gate:.1e}  {file.name}")
+    except BadInput as error:
+        print(f"linnet.check: {error}", file=sys.stderr)
+        return 2
+    print(f"{checked} tensors, {failed} failed; {skipped} files are about no layer")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""linnet.nn: modules made from layer records. Numbers come from the vector files (python -m linnet.check), properties from here."""
+
+import copy
+import inspect
+import io
+import pathlib
+import pickle
+
+import pytest
+import torch
+
+import linnet.nn
+from linnet import check
+from linnet._records import LAYERS
+
+VECTORS = pathlib.Path(__file__).parents[1] / "vectors"
+SMALL = {"hidden": 16, "heads": 2}
+# Options beyond SMALL that a layer needs to be small, or to fit 12 tokens.
+MORE = {
+    "gated_deltanet": {"key": 4, "value": 8},
+    "kda": {"key": 4, "value": 8},
+    "mamba1": {"state": 4},
+    "mamba2": {"state": 4, "expand": 2, "head": 8},
+}
+NAMES = sorted(LAYERS)
+
+
+def options_of(name):
+    declared = {option["name"] for option in LAYERS[name]["options"]}
+    chosen = {**SMALL, **MORE.get(name, {})}
+    return {key: value for key, value in chosen.items() if key in declared}
+
+
+def module_of(name, **where):
+    torch.manual_seed(0)
+    return getattr(linnet.nn, LAYERS[name]["module"])(**options_of(name), **where)
+
+
+def x_of(module, dtype=torch.float32):
+    tokens = module._record()["tokens"] or 12
+    return torch.randn(2, tokens, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def test_vector_files_with_gradients(capsys):
+    assert check.main([str(VECTORS)]) == 0, capsys.readouterr().out
+    lines = capsys.readouterr().out
+    assert "d" in lines and " 0 failed" in lines
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [(["absent.safetensors"], "does not exist"), ([__file__], "safetensors")],
+)
+def test_check_refuses(arguments, sentence, capsys):
+    assert check.main(arguments) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_check_can_fail(monkeypatch, capsys):
+    run = check.run
+    monkeypatch.setattr(check, "run", lambda *a: {key: value * 1.001 for key, value in run(*a).items()})
+    assert check.main([str(VECTORS / "delta-layer.safetensors")]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_layer_trains_saves_and_shows_its_code(name):
+    module = module_of(name)
+    x = x_of(module).requires_grad_()
+    out = module(x)
+    assert out.shape == x.shape and out.isfinite().all()
+    out.square().mean().backward()
+    assert x.grad.isfinite().all()
+    assert all(parameter.grad is not None for parameter in module.parameters()), "a parameter takes no part"
+    assert inspect.getsource(module.forward) == module.code
+    again = module_of(name)
+    again.load_state_dict({key: value + 0.01 for key, value in module.state_dict().items()})
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    again.load_state_dict(torch.load(buffer, weights_only=True))
+    for other in (again, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(x), out)
+
+
+@pytest.mark.parametrize("name", ["softmax_attention", "gated_deltanet", "mamba2"])
+def test_compile_autocast_and_checkpointing(name):
+    module = module_of(name)
+    x = x_of(module)
+    expected = module(x)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), expected, rtol=1e-5, atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (module(x).float() - expected).abs().max() < 0.05 * expected.abs().max() + 1e-3
+    saved = torch.utils.checkpoint.checkpoint(module, x.requires_grad_(), use_reentrant=False)
+    torch.testing.assert_close(saved, expected)
+
+
+def test_wrong_options_get_a_sentence():
+    with pytest.raises(TypeError, match="GatedDeltaNet: there is no option 'head'; did you mean 'heads'"):
+        linnet.nn.GatedDeltaNet(head=3)
+    with pytest.raises(ValueError, match="heads"):
+        linnet.nn.SoftmaxAttention(hidden=10, heads=3)
