@@ -225,7 +225,8 @@ const FileKind& layer_files() {
 
 const FileKind* layer_in_file(const SafetensorsFile& file) {
   const LayerFile* form = nullptr;
-  const Layer* layer = layers::layer_of_file(file.metadata("mechanism"), file.metadata("operator"), layers::facts_of(file), &form);
+  const Layer* layer =
+      layers::layer_of_file(file.metadata("mechanism"), file.metadata("operator"), layers::facts_of(file), &form);
   return layer == nullptr || form->marker.empty() ? nullptr : &layer_files();
 }
 
