@@ -137,7 +137,8 @@ class _Writer:
         if "input" in reference:
             return reference["input"]
         if "parameter" in reference:
-            return "self." + reference["parameter"]
+            parts = reference["parameter"].split(".")  # gk_proj.0.weight is self.gk_proj[0].weight
+            return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts)
         if "step" in reference:
             return _identifier(reference["step"])
         if "table" in reference:

@@ -33,6 +33,13 @@ def _compiled(name, text):
     return space["forward"]
 
 
+class Part(nn.Module):
+    """Holds the parameters below a name with dots: self.gk_proj[0].weight."""
+
+    def __getitem__(self, index):
+        return self._modules[str(index)]
+
+
 class Layer(nn.Module):
     """What the layers share: parameters, initial values and forward come from the record of the options given."""
 
@@ -53,7 +60,7 @@ class Layer(nn.Module):
             owner = self
             for part in path:
                 if not hasattr(owner, part):
-                    owner.add_module(part, nn.Module())
+                    owner.add_module(part, Part())
                 owner = getattr(owner, part)
             tensor = torch.empty(parameter["shape"], device=device, dtype=dtype)
             if parameter["trained"]:

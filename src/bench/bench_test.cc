@@ -46,7 +46,7 @@ TEST(Cases, wrong_words_are_told) {
     std::string text, piece;
   } cases[] = {
       {shape + "dtype=f31", "dtype is 'f31'"},
-      {shape + "pass=bwd", "pass is 'bwd'"},
+      {shape + "pass=sideways", "pass is 'sideways'"},
       {shape + "causal", "'causal' in a case, expected NAME=VALUE"},
       {shape + "causal=", "causal has no value"},
       {shape + "causal=2", "causal is '2'"},
