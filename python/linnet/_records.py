@@ -31,7 +31,7 @@ def option_text(value):
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, (tuple, list)):
-        return ",".join(str(part) for part in value)
+        return ",".join(str(part) for part in value) or "none"
     return repr(value) if isinstance(value, float) else str(value)
 
 
@@ -45,7 +45,7 @@ def option_value(option, text):
     if kind in ("real", "maybe_real"):
         return None if text == "none" else float(text)
     if kind in ("window", "sizes"):
-        return tuple(int(part) for part in text.split(",")) if text else ()
+        return tuple(int(part) for part in text.split(",")) if text not in ("", "none") else ()
     return text
 
 
@@ -96,7 +96,8 @@ class _Expression(ast.NodeTransformer):
             numbers = [isinstance(each, (ast.Constant, ast.UnaryOp)) for each in arguments]
             if any(numbers):
                 tensor, number = (text[1], text[0]) if numbers[0] else (text[0], text[1])
-                return ast.parse(f"({tensor}).clamp({name}={number})", mode="eval").body
+                bound = {"max": "min", "min": "max"}[name]  # max(x, 1) is x clamped from below
+                return ast.parse(f"({tensor}).clamp({bound}={number})", mode="eval").body
             return ast.parse(f"torch.{name}imum({text[0]}, {text[1]})", mode="eval").body
         if name == "gelu_tanh":
             return ast.parse(f'F.gelu({text[0]}, approximate="tanh")', mode="eval").body
@@ -219,7 +220,7 @@ def wide(x):
 
 def positions(x):
     """0, 1, ... along the tokens of x."""
-    return torch.arange(x.shape[1], device=x.device, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)[:, None]
+    return torch.arange(x.shape[1], device=x.device, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
 @torch.no_grad()
@@ -227,7 +228,7 @@ def initialise(tensor, init):
     """Initial values in place, by the rules of src/layers/record.h."""
     rule, a, b = init["rule"], init["a"], init["b"]
     shape = tensor.shape
-    fan_in = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
+    fan_in = math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape)
     match rule:
         case "zeros":
             tensor.zero_()

@@ -113,7 +113,10 @@ def _document(layer):
 
 
 def _class(layer):
-    text = source(record(layer["name"], {}))
+    try:
+        text = source(record(layer["name"], {}))
+    except ValueError:  # a layer whose defaults leave something to say, such as the size of a grid: each module has its own forward
+        text = None
     options = [
         inspect.Parameter(each["name"], inspect.Parameter.KEYWORD_ONLY, default=option_value(each, each["default"]))
         for each in layer["options"]
@@ -127,7 +130,7 @@ def _class(layer):
             "__signature__": inspect.Signature(options),
             "layer": layer["name"],
             "default_code": text,
-            "forward": _compiled(layer["module"], text),
+            **({} if text is None else {"forward": _compiled(layer["module"], text)}),
         },
     )
     return made

@@ -20,7 +20,9 @@ MORE = {
     "gated_deltanet": {"key": 4, "value": 8},
     "kda": {"key": 4, "value": 8},
     "mamba1": {"state": 4},
-    "mamba2": {"state": 4, "expand": 2, "head": 8},
+    "mamba2": {"state": 4, "head": 8},
+    "inline_attention": {"height": 3, "width": 4},
+    "qt_attention": {"height": 3, "width": 4},
 }
 NAMES = sorted(LAYERS)
 
