@@ -22,7 +22,7 @@ double largest(const std::vector<double>& x) {
 double quantile(std::vector<double> x, double p) {
   if (x.empty()) return 0;
   std::sort(x.begin(), x.end());
-  return x[static_cast<size_t>(p * static_cast<double>(x.size() - 1) + 0.5)];
+  return x[static_cast<size_t>(std::lround(p * static_cast<double>(x.size() - 1)))];
 }
 
 // M, its kind, and the squares ||G[t, i]||_F^2 that the memory length counts. y by G goes to `out`.

@@ -446,7 +446,7 @@ Status build_lstm(const Reader& in, bool reversed, System* s, std::vector<double
   const double *f = nullptr, *i = nullptr, *o = nullptr, *u = nullptr;
   double power = 1;
   LINNET_TRY(in.real("reverse_power", &power));
-  reversed |= in.word("reverse_power", "") != "";
+  reversed |= !in.word("reverse_power", "").empty();
   LINNET_TRY(in.get("forget", {&T, &d}, &f));
   LINNET_TRY(in.get("inp", {&T, &d}, &i));
   LINNET_TRY(in.get("outp", {&T, &d}, &o));

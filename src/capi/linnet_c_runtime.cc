@@ -77,7 +77,7 @@ linnet_tokenizer* linnet_tokenizer_open(const char* path, char* message, size_t 
   std::unique_ptr<linnet_tokenizer> made;
   const int code = report(message, message_bytes, [&]() -> Status {
     if (path == nullptr) return bad_input("linnet_tokenizer_open: path is NULL");
-    made.reset(new linnet_tokenizer);
+    made = std::make_unique<linnet_tokenizer>();
     LINNET_TRY(open_tokenizer(path, made->own));
     made->tokenizer = made->own.get();
     return {};
@@ -106,7 +106,7 @@ linnet_model* linnet_model_open(const char* path, const char* weights, int threa
   std::unique_ptr<linnet_model> made;
   const int code = report(message, message_bytes, [&]() -> Status {
     if (path == nullptr) return bad_input("linnet_model_open: path is NULL");
-    made.reset(new linnet_model);
+    made = std::make_unique<linnet_model>();
     LINNET_TRY(Model::load(path, {weights == nullptr ? "" : weights, threads}, made->model));
     if (made->model.has_tokenizer()) made->tokenizer.tokenizer = &made->model.tokenizer();
     return {};
@@ -165,7 +165,7 @@ int linnet_model_classify(const linnet_model* model, const float* pixels, int64_
 linnet_session* linnet_session_start(const linnet_model* model, char* message, size_t message_bytes) {
   std::unique_ptr<linnet_session> made;
   const int code = report(message, message_bytes, [&]() -> Status {
-    made.reset(new linnet_session);
+    made = std::make_unique<linnet_session>();
     return model->model.start(made->session);
   });
   return code == LINNET_OK ? made.release() : nullptr;
@@ -173,7 +173,7 @@ linnet_session* linnet_session_start(const linnet_model* model, char* message, s
 linnet_session* linnet_session_copy(const linnet_session* session, char* message, size_t message_bytes) {
   std::unique_ptr<linnet_session> made;
   const int code = report(message, message_bytes, [&]() -> Status {
-    made.reset(new linnet_session);
+    made = std::make_unique<linnet_session>();
     return session->session.copy(made->session);
   });
   return code == LINNET_OK ? made.release() : nullptr;
@@ -214,7 +214,7 @@ linnet_sampler* linnet_sampler_new(const linnet_sampling* options, char* message
            .seed = options->seed};
     }
     LINNET_TRY(check_sampling(o));
-    made.reset(new linnet_sampler{Sampler(o)});
+    made = std::make_unique<linnet_sampler>(linnet_sampler{Sampler(o)});
     return {};
   });
   return code == LINNET_OK ? made.release() : nullptr;
