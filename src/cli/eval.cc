@@ -39,7 +39,7 @@ Status run(const Arguments& args) {
   if (args.has("text")) {
     std::unique_ptr<Progress> bar;
     const auto progressed = [&](int64_t done, int64_t total) {
-      if (!bar) bar.reset(new Progress("eval", total, "tokens"));
+      if (!bar) bar = std::make_unique<Progress>("eval", total, "tokens");
       bar->at(done);
     };
     LINNET_TRY(score_text(model, text, options, progressed, score));
@@ -52,7 +52,7 @@ Status run(const Arguments& args) {
     if (lengths.empty()) lengths = {model.context()};
     std::unique_ptr<Progress> bar;
     const auto progressed = [&](int64_t done, int64_t total) {
-      if (!bar) bar.reset(new Progress("recall", total, "prompts"));
+      if (!bar) bar = std::make_unique<Progress>("recall", total, "prompts");
       bar->at(done);
     };
     LINNET_TRY(score_recall(model, lengths, trials, static_cast<uint64_t>(seed), progressed, recalls));

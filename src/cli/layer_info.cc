@@ -106,7 +106,7 @@ Status print_layer(const layers::Layer& layer, const Record& record) {
     LINNET_TRY(layers::state_bytes(record, 2 * kTokens, Dtype::f32, &many));
     std::printf("  %s after %lld tokens, %s after %lld\n\n", bytes_text(static_cast<double>(few)).c_str(),
                 static_cast<long long>(kTokens), bytes_text(static_cast<double>(many)).c_str(),
-                static_cast<long long>(2 * kTokens));
+                2 * static_cast<long long>(kTokens));
   }
   const int64_t tokens = record.tokens > 0 ? record.tokens : kTokens;
   Cost all, next;
