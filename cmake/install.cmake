@@ -7,7 +7,7 @@ set_target_properties(linnet_shared PROPERTIES EXPORT_NAME shared)
 install(TARGETS linnet linnet_shared EXPORT linnet_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet
-  FILES_MATCHING PATTERN "linnet.h" PATTERN "linnet_c.h" PATTERN "linnet_c_runtime.h"
+  FILES_MATCHING PATTERN "linnet.h" PATTERN "linnet_c.h" PATTERN "linnet_c_layers.h" PATTERN "linnet_c_runtime.h"
   PATTERN "core/args.h" PATTERN "core/executor.h" PATTERN "core/launch.h" PATTERN "core/op.h" PATTERN "core/status.h" PATTERN "core/version.h"
   PATTERN "core/view.h"
   PATTERN "cli" EXCLUDE PATTERN "check" EXCLUDE
