@@ -446,7 +446,7 @@ Status PlanBuilder::add_map(const MapProgram& program, const std::vector<std::pa
     if (program.reduces && d + 1 == rank - 1) continue;
     bool one = true;
     for (const auto& stride : strides) {
-      one &= stride[static_cast<size_t>(d)] == stride[static_cast<size_t>(d + 1)] * size[d + 1];
+      one &= stride[static_cast<size_t>(d)] == stride[static_cast<size_t>(d) + 1] * size[d + 1];
     }
     if (!one) continue;
     size[d + 1] *= size[d];

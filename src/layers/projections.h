@@ -63,7 +63,7 @@ inline void projections_of_file(const FileFacts& f, std::vector<Setting>* s) {
 }  // namespace linnet::layers
 
 // The options that every such layer has; its struct derives from Projections (&O::hidden is a member of that).
-#define LINNET_OF(O, member) static_cast<decltype(Projections::member) O::*>(&O::member)
+#define LINNET_OF(O, member) (static_cast<decltype(Projections::member) O::*>(&O::member))
 #define LINNET_PROJECTION_OPTIONS(O)                                                                               \
   option("hidden", LINNET_OF(O, hidden), 1, kAnyCount, "channels of x")                                            \
       .option("heads", LINNET_OF(O, heads), 1, kAnyCount, "heads of queries")                                      \
