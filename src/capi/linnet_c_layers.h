@@ -20,10 +20,6 @@ LINNET_API const char* linnet_describe_layers(void);
 // what the members are). `needed` gets the bytes of the text with its final 0; nothing is written to `json` when it is shorter.
 LINNET_API int linnet_layer_json(const char* layer, const linnet_option* options, int option_count, char* json,
                                  size_t json_bytes, size_t* needed, char* message, size_t message_bytes);
-// The same for the layer that a vector file (safetensors) is about, with the options that its metadata and shapes stand for:
-// {"input": the tensor that is x, "output": the layer's result, "layer": what linnet_layer_json gives}.
-LINNET_API int linnet_layer_of_file(const char* path, char* json, size_t json_bytes, size_t* needed, char* message,
-                                    size_t message_bytes);
 
 #ifdef __cplusplus
 }

@@ -40,11 +40,16 @@ struct Call {
 
   bool is_16_bit() const { return dtype == Dtype::bf16 || dtype == Dtype::f16; }
   bool has_tile_widths() const { return (K == 64 || K == 128) && (V == 64 || V == 128); }
-  bool has_tiles() const { return is_16_bit() && has_tile_widths() && !l2_norm && !strided; }
+  bool has_tiles() const { return is_16_bit() && has_tile_widths() && !strided; }  // l2_norm goes before
   bool is_refused() const { return dtype == Dtype::f64 || K > 256; }
 
-  std::string forward() const {
-    if (is_refused()) return "none";
+  // The general engine takes what token by token would, and in 16 bits what the multiply-add units would.
+  std::string in_general(const std::string& row, bool few) const {
+    return !few && (row == "step" || (row == "chunk" && dtype != Dtype::f32)) ? "general" : row;
+  }
+  std::string forward() const { return is_refused() ? "none" : in_general(tuned_forward(), T < 16); }
+  std::string backward() const { return is_refused() ? "none" : in_general(tuned_backward(), false); }
+  std::string tuned_forward() const {
     const bool bf16 = dtype == Dtype::bf16;
     if (beta) {
       if (!has_tiles() || K != V) return "step";
@@ -55,12 +60,11 @@ struct Call {
     const bool left_to_tiles = has_tile_widths() && (per_channel ? bf16 : is_16_bit());
     return !left_to_tiles && K <= 128 && V <= 128 && T >= 32 ? "chunk" : "step";
   }
-  std::string backward() const {
-    if (is_refused()) return "none";
+  std::string tuned_backward() const {
     const bool bf16 = dtype == Dtype::bf16, widths = has_tile_widths();
     if (beta) {
-      if (per_channel) return bf16 && widths && K == V && !l2_norm ? "kda" : "step";
-      return l2_norm ? "step" : bf16 && widths && K == V ? "delta" : "chunk";
+      if (per_channel) return bf16 && widths && K == V ? "kda" : "step";
+      return bf16 && widths && K == V ? "delta" : l2_norm ? "step" : "chunk";
     }
     if (per_channel) return bf16 && widths ? "channel" : "step";
     if (has_tiles()) return "tile";
@@ -130,13 +134,13 @@ TEST_P(ChoiceLines, holds) {
 INSTANTIATE_TEST_SUITE_P(
     all, ChoiceLines,
     testing::Values(Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=128 V=64 dtype=bf16 pass=bwd", "tile", "tile"},
-                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=128 V=64 map=elu1 normalize=1 dtype=bf16 pass=bwd", "step",
-                         "chunk"},
-                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 map=elu1 dtype=bf16 pass=fwd", "chunk", "none"},
-                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 causal=0 dtype=bf16 pass=bwd", "step", "step"},
+                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=128 V=64 map=elu1 normalize=1 dtype=bf16 pass=bwd", "general",
+                         "general"},
+                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 map=elu1 dtype=bf16 pass=fwd", "general", "none"},
+                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 causal=0 dtype=bf16 pass=bwd", "general", "general"},
                     Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=24 V=33 dtype=f32 pass=bwd", "chunk", "chunk"},
                     Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 map=dpfp dtype=f32 pass=fwd", "none", "none"},
-                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=300 dtype=f32 pass=bwd", "step", "none"},
+                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=300 dtype=f32 pass=bwd", "general", "general"},
                     Line{"linear_decode T=1 K=64 V=64 dtype=bf16", "decode", "none"},
                     Line{"linear_decode T=4 K=64 V=64 dtype=bf16", "tile", "none"},
                     Line{"linear_decode T=1 K=64 V=64 with=z map=elu1 normalize=1 dtype=bf16", "step", "none"},
@@ -178,7 +182,7 @@ std::string reason_of(const Chosen& chosen, const std::string& row) {
 TEST(Choices, say_why) {
   const std::string line = "delta T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16";
   EXPECT_EQ(reason_of(choose(line), "cuda.delta"), "");
-  EXPECT_EQ(reason_of(choose(line + " l2_norm=1"), "cuda.delta"), "it does not normalise q and k (l2_norm)");
+  EXPECT_EQ(reason_of(choose(line + " l2_norm=1"), "cuda.delta"), "");  // its rows are normed first
   EXPECT_EQ(reason_of(choose(line + " strided=1"), "cuda.delta"), "rows of q do not lie at multiples of 16 bytes");
   EXPECT_EQ(reason_of(choose(line), "cuda.chunk"), "it has no delta rule (beta)");
   EXPECT_EQ(reason_of(choose("delta K=300 V=64"), "cuda.step"), "the CUDA kernels take keys of at most 256 channels");

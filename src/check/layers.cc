@@ -21,6 +21,16 @@ using layers::Record;
 using layers::Runner;
 using layers::State;
 
+FileFacts facts_of(const SafetensorsFile& file) {
+  FileFacts facts;
+  for (const auto& [key, value] : file.metadata()) facts.metadata.push_back({key, value});
+  for (size_t i = 0; i < file.size(); ++i) {
+    const SafetensorsEntry entry = file.entry(i);
+    facts.tensors.emplace_back(entry.name, entry.shape);
+  }
+  return facts;
+}
+
 void round_to_dtype(std::vector<double>* values, Dtype dtype) {
   for (double& x : *values) {
     double element = 0;
@@ -122,7 +132,7 @@ bool grows(const Record& record) {
 }
 
 Status run_layer(const SafetensorsFile& file, Dtype dtype, const Setting& setting, Result* result) {
-  const FileFacts facts = layers::facts_of(file);
+  const FileFacts facts = facts_of(file);
   const LayerFile* form = nullptr;
   const Layer* layer = layers::layer_of_file(file.metadata("mechanism"), file.metadata("operator"), facts, &form);
   Stored stored(file, result);
@@ -225,8 +235,7 @@ const FileKind& layer_files() {
 
 const FileKind* layer_in_file(const SafetensorsFile& file) {
   const LayerFile* form = nullptr;
-  const Layer* layer =
-      layers::layer_of_file(file.metadata("mechanism"), file.metadata("operator"), layers::facts_of(file), &form);
+  const Layer* layer = layers::layer_of_file(file.metadata("mechanism"), file.metadata("operator"), facts_of(file), &form);
   return layer == nullptr || form->marker.empty() ? nullptr : &layer_files();
 }
 

@@ -300,12 +300,10 @@ int info_main(const Arguments& args) {
 const Command& info_command() {
   static const Command command = {
       .name = "info",
-      .summary =
-          "an operator's declaration, equation and implementations; a layer's options, parameters, state and cost; a model",
+      .summary = "an operator's declaration, equation and implementations; a layer's options, parameters, state and cost; a model",
       .usage = "OP | MECHANISM [--case LINE] | LAYER [OPTION=VALUE ...] | MODEL [--json]",
       .details =
-          "A mechanism's name that is no operator's lists its operators. MODEL is a folder with config.json and safetensors, "
-          "or a\n"
+          "A mechanism's name that is no operator's lists its operators. MODEL is a folder with config.json and safetensors, or a\n"
           "GGUF file: its layers, parameters, state and memory.\n\n"
           "A case is a line as linnet check prints it; strided=1 stands for rows that do not lie at multiples of 16 bytes.\n\n"
           "examples: linnet info softmax, linnet info mamba\n"

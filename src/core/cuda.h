@@ -15,10 +15,13 @@
 
 namespace linnet::cuda {
 
-// Empty when this build's kernels run on this machine's GPU, else the reason why not.
+// Empty when kernels of this build run on this machine's GPU (compute capability 8.0 or newer), else the reason why not.
 std::string missing();
-std::string device_name();   // "NVIDIA H200"; empty without one
-int multiprocessor_count();  // of the current device, 0 without one
+// The same for those that only Hopper runs (9.0), which are most.
+std::string missing_on_hopper();
+std::string device_name();    // "NVIDIA H200"; empty without one
+int multiprocessor_count();   // of the current device, 0 without one
+int shared_bytes_of_block();  // the most that a block of threads may ask for; without a device, that of an H200
 
 // Makes the device that owns `pointer` current while it lives.
 class Scope {

@@ -408,6 +408,7 @@ class Declare {
   Declare& cuda_row() {
     Impl impl{.name = std::string("cuda.") + row_name(row), .device = Device::cuda, .missing = cuda_available};
     impl.slow_from = Rows::slow_from(row);
+    if constexpr (requires { Rows::missing(row); }) impl.missing = Rows::missing(row);  // of its own
     impl.refuses = [](const void* args, const void* out, Pass pass) {
       return Rows::refuses(row, *static_cast<const Args*>(args), static_cast<const Out*>(out), pass);
     };

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdlib>
 
-#include "core/safetensors.h"
-
 namespace linnet::layers {
 
 #define LINNET_LAYER(name) const Layer& name##_layer();
@@ -27,16 +25,6 @@ const Layer* find_layer(std::string_view name) {
     if (layer->name() == name) return layer;
   }
   return nullptr;
-}
-
-FileFacts facts_of(const SafetensorsFile& file) {
-  FileFacts facts;
-  for (const auto& [key, value] : file.metadata()) facts.metadata.push_back({key, value});
-  for (size_t i = 0; i < file.size(); ++i) {
-    const SafetensorsEntry entry = file.entry(i);
-    facts.tensors.emplace_back(entry.name, entry.shape);
-  }
-  return facts;
 }
 
 bool FileFacts::has(std::string_view tensor) const { return size(tensor, -1) != 0; }

@@ -21,10 +21,6 @@
 #include "core/op.h"
 #include "layers/record.h"
 
-namespace linnet {
-class SafetensorsFile;
-}
-
 namespace linnet::layers {
 
 struct NoTensors {};
@@ -39,8 +35,6 @@ struct FileFacts {
   std::string text(std::string_view key, std::string_view otherwise = "") const;
   int64_t number(std::string_view key, int64_t otherwise = 0) const;
 };
-
-FileFacts facts_of(const SafetensorsFile& file);
 
 // The options that a file of this mechanism and operator stands for, as far as they do not bear the option's own name in the
 // metadata. `names` maps metadata keys to options.

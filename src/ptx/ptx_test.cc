@@ -14,7 +14,7 @@ namespace {
 class Ptx : public testing::Test {
  protected:
   void SetUp() override {
-    if (const std::string reason = missing(); !reason.empty()) GTEST_SKIP() << reason;
+    if (const std::string reason = missing_on_hopper(); !reason.empty()) GTEST_SKIP() << reason;
     launch_.error = &error_;
   }
   // Small whole numbers: exact in f16 and in every order of summation.

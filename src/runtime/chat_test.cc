@@ -1,13 +1,12 @@
 // Chat templates, sampling, streaming and Unicode. The tokenisers themselves are compared with the tokenizers package in
 // tests/python/test_tokenizer.py.
-#include "runtime/chat.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
 #include <vector>
 
+#include "runtime/chat.h"
 #include "runtime/pretokenize.h"
 #include "runtime/sampler.h"
 #include "runtime/unicode.h"

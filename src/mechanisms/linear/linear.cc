@@ -149,7 +149,7 @@ const Op& linear_op() {
           .compare("taylor2", "map=taylor2 normalize=1")
           .impl<ref::linear_forward, ref::linear_backward, ref::linear_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(linear)
-          .cuda_rows<cuda::LinearRows, cuda::Row::step, cuda::Row::chunk, cuda::Row::tile>();
+          .cuda_rows<cuda::LinearRows, cuda::Row::step, cuda::Row::chunk, cuda::Row::general, cuda::Row::tile>();
   return op;
 }
 

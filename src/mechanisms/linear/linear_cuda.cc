@@ -234,10 +234,79 @@ Scratch cut(Arena& arena, Row row, const Plan& plan, Pass pass) {
 
 }  // namespace
 
+namespace {
+
+// The call as the general engine has it, without its results.
+Engine general_engine(const LinearArgs& args) {
+  Engine e = Plan{args, linear_shape(args)}.forward(LinearOut());
+  e.sums = true;  // dfinal_z may come
+  return e;
+}
+bool has_general(const LinearArgs& args, Pass pass) {
+  const LinearShape s = linear_shape(args);
+  return s.S > 0 && is_general(general_engine(args), pass == Pass::backward);
+}
+void cut_call(Arena& arena, const LinearArgs& args, Pass pass) {
+  const Engine e = general_engine(args);
+  if (args.causal) {
+    cut_general(arena, e, pass == Pass::backward);
+  } else {
+    cut_full(arena, e, linear_shape(args).S, pass == Pass::backward);
+  }
+}
+void general_forward(const LinearArgs& args, const LinearOut& out, const Launch& launch) {
+  const LinearShape s = linear_shape(args);
+  Arena arena(launch.workspace);
+  const Engine e = Plan{args, s}.forward(out);
+  if (args.causal) {
+    run_general(launch, e, cut_general(arena, general_engine(args), false));
+  } else {
+    run_full(launch, e, s.S, cut_full(arena, general_engine(args), s.S, false));
+  }
+  if (!args.normalize && e.final_z.data != nullptr) {
+    Engine keys = e;
+    keys.T = s.S;
+    sum_keys(launch, keys);
+  }
+}
+void general_backward(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads, const Launch& launch) {
+  const LinearShape s = linear_shape(args);
+  Arena arena(launch.workspace);
+  GeneralGradients g;
+  g.base = general_engine(args);
+  if (args.normalize) {
+    g.base.den = scalars_of(out.den);
+    g.out = rows_of(out.out, s.H);
+  }
+  g.dout = rows_of(grads.dout, s.H);
+  g.dq = grads.dq;
+  g.dk = grads.dk;
+  g.dv = grads.dv;
+  g.dfinal = states_of(grads.dfinal_state);
+  g.dinitial = states_of(grads.dinitial_state);
+  g.dfinal_z = vectors_of(grads.dfinal_z);
+  g.dinitial_z = vectors_of(grads.dinitial_z);
+  if (args.causal) {
+    run_general_gradients(launch, g, cut_general(arena, g.base, true));
+  } else {
+    run_full_gradients(launch, g, s.S, cut_full(arena, g.base, s.S, true));
+  }
+  if (!args.normalize) copy_states(launch, g.dinitial_z, g.dfinal_z, s.N, s.H, s.K, 1);
+}
+
+}  // namespace
+
 const char* LinearRows::refuses(Row row, const LinearArgs& args, const LinearOut* out, Pass pass) {
   if (const char* reason = refuses_map(args)) return reason;
   const LinearShape s = linear_shape(args);
   const Plan plan = {args, s};
+  if (row == Row::general) {
+    if (args.q.dtype == Dtype::f32 && !has_general_alone() && refuses(Row::chunk, args, out, pass) == nullptr) {
+      return "cuda.chunk takes this call in f32";
+    }
+    if (s.T + s.S < 32) return "it takes 16 tokens or more: fewer go one by one";
+    return has_general(args, pass) ? nullptr : "it takes calls with tokens, heads, keys and values";
+  }
   if (row != Row::step && !args.causal) return "it is causal alone";
   Engine e = plan.forward(out == nullptr ? LinearOut() : *out);
   if (out == nullptr || pass == Pass::backward) e.out = assumed_rows(s.T, s.H, s.V, args.q.dtype);
@@ -257,11 +326,16 @@ const char* LinearRows::refuses(Row row, const LinearArgs& args, const LinearOut
 
 int64_t LinearRows::workspace(Row row, const LinearArgs& args, Pass pass) {
   Arena arena;
-  cut(arena, row, {args, linear_shape(args)}, pass);
+  if (row == Row::general) {
+    cut_call(arena, args, pass);
+  } else {
+    cut(arena, row, {args, linear_shape(args)}, pass);
+  }
   return arena.used();
 }
 
 void LinearRows::forward(Row row, const LinearArgs& args, const LinearOut& out, const Launch& launch) {
+  if (row == Row::general) return general_forward(args, out, launch);
   const Plan plan = {args, linear_shape(args)};
   Arena arena(launch.workspace);
   const Scratch scratch = cut(arena, row, plan, Pass::forward);
@@ -276,6 +350,7 @@ void LinearRows::forward(Row row, const LinearArgs& args, const LinearOut& out, 
 
 void LinearRows::backward(Row row, const LinearArgs& args, const LinearOut& out, const LinearGrads& grads,
                           const Launch& launch) {
+  if (row == Row::general) return general_backward(args, out, grads, launch);
   Plan plan = {args, linear_shape(args)};
   const LinearShape& s = plan.s;
   Arena arena(launch.workspace);

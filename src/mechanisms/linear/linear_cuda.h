@@ -8,6 +8,7 @@ namespace linnet::cuda {
 
 struct LinearRows {
   static constexpr int64_t slow_from(Row row) { return row_slow_from(row); }
+  static auto missing(Row row) { return row_missing(row); }
   static const char* refuses(Row row, const LinearArgs& args, const LinearOut* out, Pass pass);
   static int64_t workspace(Row row, const LinearArgs& args, Pass pass);
   static void forward(Row row, const LinearArgs& args, const LinearOut& out, const Launch& launch);

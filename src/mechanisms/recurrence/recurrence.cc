@@ -65,7 +65,7 @@ void declare_rows(Builder& op, const RecurrenceMember& member) {
   using cuda::Row;
   const bool channels = member.decay == Decay::channel || member.decay == Decay::either;
   const bool heads = member.decay != Decay::channel, plain = !member.beta || general(member);
-  op.template cuda_row<Rows, Row::step>().template cuda_row<Rows, Row::chunk>();
+  op.template cuda_row<Rows, Row::step>().template cuda_row<Rows, Row::chunk>().template cuda_row<Rows, Row::general>();
   if (plain && heads) op.template cuda_row<Rows, Row::tile>();
   if (plain && channels) op.template cuda_row<Rows, Row::channel>();
   if (member.beta && channels) op.template cuda_row<Rows, Row::kda>();

@@ -5,11 +5,13 @@
 #include "mechanisms/recurrence/cuda/channel/launch.h"
 #include "mechanisms/recurrence/cuda/chunk/gradients.h"
 #include "mechanisms/recurrence/cuda/chunk/launch.h"
+#include "mechanisms/recurrence/cuda/general/rows.h"
 #include "mechanisms/recurrence/cuda/plain/plain.h"
 #include "mechanisms/recurrence/cuda/tile/gradients.h"
 #include "mechanisms/recurrence/cuda/tile/launch.h"
 #include "mechanisms/recurrence/shape.h"
 #include "mechanisms/shared/copy_rows.h"
+#include "mechanisms/shared/norm_rows.h"
 
 namespace linnet::cuda {
 namespace {
@@ -90,6 +92,7 @@ const char* gradients_refuse(Row row, const Engine& e) {
       }
       if (const char* reason = walks_refuse(e)) return reason;
       return has_chunks(e) ? nullptr : "its walks run on the chunks of 1 to 128 channels, and not where the matrix units do";
+    case Row::general: return general_refuses(e, true);
     case Row::tile: return tiles_refuse_walks(e);
     case Row::channel:
       return e.scale == 0 ? "its gradients are in units of the scale, which is 0" : channel_gradients_refuse(e);
@@ -101,7 +104,7 @@ const char* gradients_refuse(Row row, const Engine& e) {
 }
 
 // How a row has the gradients of a call.
-enum class Way { walks, delta, chunks, channels, kda, plain };
+enum class Way { walks, delta, chunks, channels, kda, general, plain };
 Way way_of(Row row, const Engine& e) {
   switch (row) {
     case Row::delta: return Way::delta;
@@ -109,6 +112,7 @@ Way way_of(Row row, const Engine& e) {
     case Row::channel: return Way::channels;
     case Row::chunk: return e.beta.data != nullptr ? Way::chunks : Way::walks;
     case Row::tile: return Way::walks;
+    case Row::general: return Way::general;
     case Row::step:
     case Row::decode: break;
   }
@@ -191,10 +195,82 @@ void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, co
   add(grads.dv, call.dv, s.Hv, s.V);
 }
 
+// l2_norm before a tuned kernel, which has none: q and k normed by rows of their own, and the way back behind it.
+struct Normed {
+  RecurrenceArgs args;    // of the call without l2_norm
+  View dq = {}, dk = {};  // [B, T, heads, K] f32: gradients of the normed rows
+  float *q_norms = nullptr, *k_norms = nullptr;
+};
+View dense_view(void* data, const View& like, Dtype dtype) {
+  View view = like;
+  view.data = data;
+  view.dtype = dtype;
+  int64_t stride = 1;
+  for (int i = view.rank - 1; i >= 0; --i) {
+    view.stride[i] = stride;
+    stride *= view.size[i];
+  }
+  return view;
+}
+bool norms_first(Row row, const RecurrenceArgs& args) { return args.l2_norm && (row == Row::delta || row == Row::kda); }
+Normed cut_normed(Arena& arena, const RecurrenceArgs& args, Pass pass) {
+  Normed n{args};
+  const int64_t tokens = args.q.size[0] * args.q.size[1], q = tokens * args.q.size[2], k = tokens * args.k.size[2];
+  const int64_t K = args.q.size[3];
+  n.args.q = dense_view(arena.take<char>(q * K * dtype_size(args.q.dtype)), args.q, args.q.dtype);
+  n.args.k = dense_view(arena.take<char>(k * K * dtype_size(args.k.dtype)), args.k, args.k.dtype);
+  n.args.l2_norm = false;
+  if (pass == Pass::forward) return n;
+  n.dq = dense_view(arena.take<float>(q * K), args.q, Dtype::f32);
+  n.dk = dense_view(arena.take<float>(k * K), args.k, Dtype::f32);
+  n.q_norms = arena.take<float>(q);
+  n.k_norms = arena.take<float>(k);
+  return n;
+}
+// Where the workspace begins when it is not known yet.
+Arena assumed_arena() { return Arena(reinterpret_cast<char*>(uintptr_t{1} << 20)); }
+void norm(const Launch& launch, const Normed& n, const RecurrenceArgs& args) {
+  const auto run = [&](const View& x, const View& out) {
+    NormRows r = norm_rows(x, kL2NormEpsilon);
+    r.out = norm_tensor(out);
+    run_norm(launch, r, x.dtype);
+  };
+  run(args.q, n.args.q);
+  run(args.k, n.args.k);
+}
+// The gradients of q and k from those of the normed rows.
+void unnorm(const Launch& launch, const View& dx, const View& d, const View& x, float* norms) {
+  if (!dx.given()) return;
+  const int64_t B = x.size[0], T = x.size[1];
+  const int32_t heads = static_cast<int32_t>(x.size[2]), K = static_cast<int32_t>(x.size[3]);
+  const NormOfRows n = {rows_of(x, heads), norms, B, T, heads, K};
+  const Grid grid = {(B * T * heads + 7) / 8};
+  enqueue(launch, {"recurrence/cuda/general/rows", "general_norms", 256}, grid, n);
+  FinishRows f;
+  f.parts = static_cast<const float*>(d.data);
+  f.result = rows_of(dx, heads);
+  f.source = rows_of(x, heads);
+  f.norms = norms;
+  f.B = B;
+  f.T = T;
+  f.heads = heads;
+  f.channels = K;
+  enqueue(launch, {"recurrence/cuda/general/rows", "general_finish", 256}, grid, f);
+}
+
 }  // namespace
 
 const char* RecurrenceRows::refuses(Row row, const RecurrenceArgs& args, const RecurrenceOut* out, Pass pass) {
   if (const char* reason = cuda::refuses(args)) return reason;
+  if (norms_first(row, args)) {
+    Arena arena = assumed_arena();
+    return refuses(row, cut_normed(arena, args, pass).args, out, pass);
+  }
+  // The multiply-add units are as fast in f32 as three planes, where they take a call.
+  if (row == Row::general && args.q.dtype == Dtype::f32 && !has_general_alone() &&
+      refuses(Row::chunk, args, out, pass) == nullptr) {
+    return "cuda.chunk takes this call in f32";
+  }
   Engine e = forward_engine(args);
   if (e.H == 0) return nullptr;  // every result is empty
   if (pass == Pass::backward) return gradients_refuse(row, e);
@@ -205,6 +281,11 @@ const char* RecurrenceRows::refuses(Row row, const RecurrenceArgs& args, const R
 }
 
 int64_t RecurrenceRows::workspace(Row row, const RecurrenceArgs& args, Pass pass) {
+  if (norms_first(row, args)) {
+    Arena rows = assumed_arena();
+    const RecurrenceArgs inner = cut_normed(rows, args, pass).args;
+    return rows.used() + workspace(row, inner, pass);
+  }
   const Engine e = forward_engine(args);
   Arena arena;
   if (pass == Pass::forward) {
@@ -216,6 +297,7 @@ int64_t RecurrenceRows::workspace(Row row, const RecurrenceArgs& args, Pass pass
       case Way::chunks: cut_call(arena, args, true); break;
       case Way::channels: cut_channel_gradients(arena, e); break;
       case Way::kda: cut_kda_gradients(arena, e); break;
+      case Way::general: cut_general(arena, e, true); break;
       case Way::plain: cut_plain(arena, e); break;
     }
   }
@@ -223,6 +305,14 @@ int64_t RecurrenceRows::workspace(Row row, const RecurrenceArgs& args, Pass pass
 }
 
 void RecurrenceRows::forward(Row row, const RecurrenceArgs& args, const RecurrenceOut& out, const Launch& launch) {
+  if (norms_first(row, args)) {
+    Arena rows(launch.workspace);
+    const Normed normed = cut_normed(rows, args, Pass::forward);
+    norm(launch, normed, args);
+    Launch inner = launch;
+    inner.workspace += rows.used();
+    return forward(row, normed.args, out, inner);
+  }
   Engine e = forward_engine(args);
   if (e.H == 0) return;  // every result is empty
   e.out = rows_of(out.out, e.H);
@@ -232,8 +322,21 @@ void RecurrenceRows::forward(Row row, const RecurrenceArgs& args, const Recurren
   run_engine(launch, row, e, cut_engine(arena, row, e));
 }
 
-void RecurrenceRows::backward(Row row, const RecurrenceArgs& args, const RecurrenceOut&, const RecurrenceGrads& grads,
+void RecurrenceRows::backward(Row row, const RecurrenceArgs& args, const RecurrenceOut& out, const RecurrenceGrads& grads,
                               const Launch& launch) {
+  if (norms_first(row, args)) {
+    Arena rows(launch.workspace);
+    const Normed normed = cut_normed(rows, args, Pass::backward);
+    norm(launch, normed, args);
+    RecurrenceGrads inner_grads = grads;
+    if (grads.dq.given()) inner_grads.dq = normed.dq;
+    if (grads.dk.given()) inner_grads.dk = normed.dk;
+    Launch inner = launch;
+    inner.workspace += rows.used();
+    backward(row, normed.args, out, inner_grads, inner);
+    unnorm(launch, grads.dq, normed.dq, args.q, normed.q_norms);
+    return unnorm(launch, grads.dk, normed.dk, args.k, normed.k_norms);
+  }
   Engine base = forward_engine(args);
   if (base.H == 0) return;  // every gradient is empty
   const States initial = states_of(args.initial_state), dfinal = states_of(grads.dfinal_state);
@@ -251,6 +354,21 @@ void RecurrenceRows::backward(Row row, const RecurrenceArgs& args, const Recurre
       const KdaGradients g = {base,    dout,   grads.dq, grads.dk, grads.dv, grads.dg, scalars_of(grads.dbeta),
                               initial, dfinal, dinitial};
       return run_kda_gradients(launch, g, cut_kda_gradients(arena, base));
+    }
+    case Way::general: {
+      GeneralGradients g;
+      g.base = base;
+      g.base.initial = initial;
+      g.dout = dout;
+      g.dq = grads.dq;
+      g.dk = grads.dk;
+      g.dv = grads.dv;
+      g.dg = scalars_of(grads.dg);
+      g.dbeta = scalars_of(grads.dbeta);
+      g.dg_head = grads.dg_head;
+      g.dfinal = dfinal;
+      g.dinitial = dinitial;
+      return run_general_gradients(launch, g, cut_general(arena, base, true));
     }
     case Way::plain: {
       const PlainGradients g = {

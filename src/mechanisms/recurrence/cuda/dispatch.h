@@ -8,6 +8,7 @@ namespace linnet::cuda {
 
 struct RecurrenceRows {
   static constexpr int64_t slow_from(Row row) { return row_slow_from(row); }
+  static auto missing(Row row) { return row_missing(row); }
   static const char* refuses(Row row, const RecurrenceArgs& args, const RecurrenceOut* out, Pass pass);
   static int64_t workspace(Row row, const RecurrenceArgs& args, Pass pass);
   static void forward(Row row, const RecurrenceArgs& args, const RecurrenceOut& out, const Launch& launch);

@@ -3,6 +3,7 @@
 //
 //   step      any engine, token by token (step.cu); gradients token by token (plain/) or as walks
 //   chunk     chunks on the multiply-add units: f32, other widths (chunk/)
+//   general   any engine that runs forwards, chunks on mma.sync: every GPU since Ampere (general/); with gradients of its own
 //   tile      no decay or one per head, 16 bits, matrix units (tile/)
 //   channel   a decay per channel, bf16, matrix units (channel/)
 //   kda       the delta rule with a decay per channel, bf16, matrix units (kda/)
@@ -14,18 +15,21 @@
 #pragma once
 
 #include "mechanisms/recurrence/cuda/delta/launch.h"
+#include "mechanisms/recurrence/cuda/general/launch.h"
 #include "mechanisms/recurrence/cuda/kda/launch.h"
 #include "mechanisms/recurrence/cuda/launch.h"
 
 namespace linnet::cuda {
 
-enum class Row : int32_t { step, chunk, tile, channel, kda, delta, decode };
+enum class Row : int32_t { step, chunk, general, tile, channel, kda, delta, decode };
+// Those on which engines inside a backward run.
 inline constexpr Row kRows[] = {Row::step, Row::chunk, Row::tile, Row::channel, Row::kda, Row::delta, Row::decode};
 
 constexpr const char* row_name(Row row) {
   switch (row) {
     case Row::step: return "step";
     case Row::chunk: return "chunk";
+    case Row::general: return "general";
     case Row::tile: return "tile";
     case Row::channel: return "channel";
     case Row::kda: return "kda";
@@ -37,6 +41,12 @@ constexpr const char* row_name(Row row) {
 // Tokens from which a row is slow (Impl::slow_from): one by one costs little where there are few.
 constexpr int64_t row_slow_from(Row row) { return row == Row::step ? 128 : 0; }
 
+// Why this machine has no GPU for a row: the general one needs no Hopper.
+inline std::string (*row_missing(Row row))() { return row == Row::general ? missing : missing_on_hopper; }
+
+// Whether there is a GPU, and the general row is all that it runs.
+inline bool has_general_alone() { return missing().empty() && !missing_on_hopper().empty(); }
+
 // Null when a row takes this engine, else the reason.
 const char* row_refuses(Row row, const Engine& engine);
 
@@ -44,6 +54,7 @@ const char* row_refuses(Row row, const Engine& engine);
 struct EngineScratch {
   float* segments = nullptr;  // tile, channel: cut_segments
   float* chunks = nullptr;    // chunk: cut_chunks
+  GeneralScratch general;
   DeltaScratch delta;
   KdaScratch kda;
 };
