@@ -53,7 +53,7 @@ bool load_integer(GgufValue::Kind kind, const unsigned char* at, int64_t& out) {
   using Kind = GgufValue::Kind;
   switch (kind) {
     case Kind::u8: out = load<uint8_t>(at); return true;
-    case Kind::i8: out = load<int8_t>(at); return true;
+    case Kind::i8: out = load<int8_t>(at); return true;  // NOLINT(bugprone-signed-char-misuse): a number, no letter
     case Kind::u16: out = load<uint16_t>(at); return true;
     case Kind::i16: out = load<int16_t>(at); return true;
     case Kind::u32: out = load<uint32_t>(at); return true;

@@ -47,7 +47,7 @@ Status Model::Inner::load(const std::string& path, const ModelOptions& options) 
   if (options.threads < 0 || options.threads > 1024) {
     return bad_input("threads is " + std::to_string(options.threads) + ", expected 0 to 1024");
   }
-  if (options.threads > 0) own_threads.reset(new ThreadPool(options.threads));
+  if (options.threads > 0) own_threads = std::make_unique<ThreadPool>(options.threads);
   executor = own_threads ? own_threads.get() : &default_executor();
 
   LINNET_TRY(WeightFiles::open(path, files));

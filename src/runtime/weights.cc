@@ -66,7 +66,7 @@ Status WeightFiles::open(const std::string& path, WeightFiles& out) {
   struct stat info;
   if (stat(path.c_str(), &info) != 0) return bad_input(path + ": there is no such file or folder");
   if (!S_ISDIR(info.st_mode)) {
-    made.gguf_.reset(new GgufFile);
+    made.gguf_ = std::make_unique<GgufFile>();
     LINNET_TRY(GgufFile::open(path, *made.gguf_));
     for (const GgufTensor& t : made.gguf_->tensors()) {
       FileTensor& tensor = made.tensors_[std::string(t.name)];

@@ -23,7 +23,8 @@ void describe_gpt2(Config& config, Description& d) {
   if (!config.status().ok()) return;
   for (int64_t i = 0; i < layers; ++i) {
     BlockSpec block;
-    const double base = scaled ? 1 / std::sqrt(static_cast<double>(d.hidden / heads)) : 1;
+    const int64_t head = d.hidden / heads;
+    const double base = scaled ? 1 / std::sqrt(static_cast<double>(head)) : 1;
     block.options = {{"hidden", std::to_string(d.hidden)},
                      {"heads", std::to_string(heads)},
                      {"rope", "none"},
