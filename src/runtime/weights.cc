@@ -366,9 +366,8 @@ Status Weights::load(const WeightFiles& files, const Description& d, const std::
   for (const auto& [name, tensor] : files.all()) {
     if (used.count(name) != 0) continue;
     const bool legacy = ends_with(name, ".gamma") || ends_with(name, ".beta");
-    const bool ignored =
-        std::any_of(d.ignored.begin(), d.ignored.end(), [&](const std::string& end) { return ends_with(name, end); });
-    if (!legacy && !ignored) {
+    const auto ends = [&tensor_name = name](const std::string& end) { return ends_with(tensor_name, end); };
+    if (!legacy && std::none_of(d.ignored.begin(), d.ignored.end(), ends)) {
       warnings_.push_back(tensor.path + ": tensor " + json_quote_short(name) + " belongs to no part of this " + d.family +
                           " model");
     }
