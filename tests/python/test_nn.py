@@ -46,7 +46,7 @@ def x_of(module, dtype=torch.float32):
 def test_vector_files_with_gradients(capsys):
     assert check.main([str(VECTORS)]) == 0, capsys.readouterr().out
     lines = capsys.readouterr().out
-    assert "d" in lines and " 0 failed" in lines
+    assert " dx " in lines and " f32 " in lines and ", 0 failed" in lines
 
 
 @pytest.mark.parametrize(
