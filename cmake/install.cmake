@@ -24,6 +24,11 @@ install(FILES src/runtime.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet)
 foreach(header bpe chat pretokenize sampler tokenizer wordpiece)
   install(FILES src/runtime/${header}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/runtime)
 endforeach()
+# Layers: layers.h and what it includes.
+install(FILES src/layers.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet)
+foreach(header layer map record runner state)
+  install(FILES src/layers/${header}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/layers)
+endforeach()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/linnet.h)
 install(EXPORT linnet_targets NAMESPACE linnet:: DESTINATION ${package_dir})
 file(WRITE ${CMAKE_BINARY_DIR}/linnet-config.cmake

@@ -18,8 +18,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/op.h"
-#include "layers/record.h"
+#include "../core/op.h"
+#include "record.h"
 
 namespace linnet {
 class SafetensorsFile;

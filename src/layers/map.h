@@ -15,7 +15,7 @@
 // whatever the types of the tensors are. This header is read by sources of every instruction set: plain data only.
 #pragma once
 
-#include "core/args.h"
+#include "../core/args.h"
 
 namespace linnet::layers {
 

@@ -21,8 +21,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/op.h"
-#include "layers/map.h"
+#include "../core/op.h"
+#include "map.h"
 
 namespace linnet::layers {
 

@@ -28,9 +28,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/op.h"
-#include "layers/record.h"
-#include "layers/state.h"
+#include "../core/op.h"
+#include "record.h"
+#include "state.h"
 
 namespace linnet::layers {
 

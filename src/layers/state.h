@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "core/status.h"
-#include "core/view.h"
-#include "layers/record.h"
+#include "../core/status.h"
+#include "../core/view.h"
+#include "record.h"
 
 namespace linnet::layers {
 

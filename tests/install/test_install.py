@@ -30,6 +30,7 @@ def test_cpp_example_finds_the_package(prefix, tmp_path):
     run("cmake", "-S", ROOT / "examples/cpp", "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", tmp_path)
     assert run(tmp_path / "attention")
+    assert "differ by" in run(tmp_path / "layer")
 
 
 def test_every_operator_is_a_function(prefix, tmp_path):
