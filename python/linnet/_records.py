@@ -12,6 +12,8 @@ import math
 
 import torch
 
+from . import _kernels
+from ._kernels import wide  # noqa: F401, generated code calls it
 from ._library import DECLARATIONS, LIBRARY
 from ._ops import on_demand
 
@@ -165,7 +167,8 @@ class _Writer:
         else:
             arguments.append(f"return_{wanted}=True")
             index = "[-1]"
-        return f"linnet.{name}({', '.join(arguments)}){index}"
+        owner = "kernels" if hasattr(_kernels, name) else "linnet"
+        return f"{owner}.{name}({', '.join(arguments)}){index}"
 
     def map(self, step):
         names = {}
@@ -211,11 +214,6 @@ class _Writer:
 def source(record):
     """The forward function of the record as text."""
     return _Writer(record).text()
-
-
-def wide(x):
-    """Maps run in f32, or in f64 on f64 tensors."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def positions(x):

@@ -19,16 +19,17 @@ from torch import nn
 
 import linnet
 
+from . import _kernels as kernels
 from ._records import LAYERS, initialise, option_value, positions, record, source, wide
 
-__all__ = ["Layer", *(layer["module"] for layer in LAYERS.values())]
+__all__ = ["MLP", "Block", "Layer", "Model", "Norm", *(layer["module"] for layer in LAYERS.values())]
 
 
 def _compiled(name, text):
     """The forward function of this text; inspect.getsource and tracebacks find it."""
     place = f"<linnet.nn.{name} {hash(text):x}>"
     linecache.cache[place] = (len(text), None, text.splitlines(True), place)
-    space = {"F": F, "linnet": linnet, "positions": positions, "torch": torch, "wide": wide}
+    space = {"F": F, "kernels": kernels, "linnet": linnet, "positions": positions, "torch": torch, "wide": wide}
     exec(compile(text, place, "exec"), space)
     return space["forward"]
 
@@ -89,6 +90,12 @@ class Layer(nn.Module):
         for parameter in self._record()["parameters"]:
             initialise(self.get_tensor(parameter["name"]), parameter["init"])
 
+    def reset_buffers(self):
+        """The same for what is not trained: fixed decays, random directions."""
+        for parameter in self._record()["parameters"]:
+            if not parameter["trained"]:
+                initialise(self.get_tensor(parameter["name"]), parameter["init"])
+
     def get_tensor(self, name):
         """A parameter or buffer by its checkpoint name."""
         *path, last = name.split(".")
@@ -137,3 +144,5 @@ def _class(layer):
 
 
 globals().update({layer["module"]: _class(layer) for layer in LAYERS.values()})
+
+from ._model import MLP, Block, Model, Norm  # noqa: E402, they are made of the layers

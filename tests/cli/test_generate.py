@@ -11,7 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINNET = pathlib.Path(os.environ.get("LINNET_BUILD", ROOT / "build")).resolve() / "linnet"
 sys.path.insert(0, str(ROOT / "tests" / "python"))
-from model_files import MINILM, SMOLLM2, WIKITEXT, need  # noqa: E402
+from model_files import MINILM, SMOLLM2, WIKITEXT, need, save_tokenizer  # noqa: E402
 
 
 def linnet(*words, text=None, code=0):
@@ -25,20 +25,13 @@ def small(tmp_path_factory):
     """A random llama with a byte-level tokenizer that was trained on a sentence."""
     import torch
     import transformers
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     folder = tmp_path_factory.mktemp("small")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
                                       num_key_value_heads=2, max_position_embeddings=600, eos_token_id=0)  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|end|>"],
-                                  show_progress=False)  # fmt: skip
-    tokenizer.train_from_iterator(["the linnet is a small finch of the open country " * 4], trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder)
     return folder
 
 

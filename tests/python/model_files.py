@@ -20,3 +20,16 @@ def need(path: pathlib.Path) -> pathlib.Path:
 
 def wikitext() -> str:
     return need(WIKITEXT).read_text()
+
+
+def save_tokenizer(folder: pathlib.Path, vocabulary: int = 300) -> None:
+    """A byte-level tokenizer that was trained on a sentence, as tokenizer.json of a model's folder."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                                  special_tokens=["<|end|>"], show_progress=False)  # fmt: skip
+    tokenizer.train_from_iterator(["the linnet is a small finch of the open country " * 4], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
