@@ -24,6 +24,7 @@ from torch import nn
 from . import _kernels as kernels
 from ._files import read_checkpoint, write_tensors
 from ._records import LAYERS
+from ._state import State, call
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
                "gelu_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2", "sigmoid": "sigmoid", "tanh": "tanh"}  # fmt: skip
@@ -124,15 +125,18 @@ class Block(nn.Module):
             if order != "parallel":
                 self.post_attention_layernorm = Norm(hidden, norm, norm_eps, **where)
 
-    def forward(self, x, **packing):
+    def make_state(self, rows=1, capacity=64):
+        return self.self_attn.make_state(rows, capacity)
+
+    def forward(self, x, state=None, cu_seqlens=None, mask=None):
         if self.order == "pre":
-            x = x + self.self_attn(self.input_layernorm(x), **packing)
+            x = x + self.self_attn(self.input_layernorm(x), state, cu_seqlens, mask)
             return x if self.mlp is None else x + self.mlp(self.post_attention_layernorm(x))
         if self.order == "post":
-            x = self.input_layernorm(x + self.self_attn(x, **packing))
+            x = self.input_layernorm(x + self.self_attn(x, state, cu_seqlens, mask))
             return x if self.mlp is None else self.post_attention_layernorm(x + self.mlp(x))
         y = self.input_layernorm(x)
-        x = x + self.self_attn(y, **packing)
+        x = x + self.self_attn(y, state, cu_seqlens, mask)
         return x if self.mlp is None else x + self.mlp(y)
 
 
@@ -200,21 +204,42 @@ class Model(nn.Module):
             elif module is not self and hasattr(module, "reset_parameters"):
                 module.reset_parameters()
 
-    def hidden(self, ids, **packing):
+    def hidden(self, ids, state=None, cu_seqlens=None, mask=None):
         """ids [B, T] -> what the head reads, [B, T, hidden]."""
+        if state is None and cu_seqlens is None and mask is None:
+            return self.body(ids)
+        return call(self.body, ids, state, cu_seqlens, mask)
+
+    def body(self, ids, run=None):
         x = self.embed_tokens(ids)
         if self.embed_positions is not None:
-            x = x + self.embed_positions(torch.arange(ids.shape[1], device=ids.device))
+            positions = torch.arange(ids.shape[1], device=ids.device) if run is None else run.positions
+            x = x + self.embed_positions(positions)
         for block in self.layers:
-            x = block(x, **packing)
+            x = block(x, run)
         return x if self.norm is None else self.norm(x)
 
     def logits(self, x):
         """The head: x [.., hidden] -> [.., vocabulary]."""
         return F.linear(x, self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)
 
-    def forward(self, ids, **packing):
-        return self.logits(self.hidden(ids, **packing))
+    def forward(self, ids, state=None, cu_seqlens=None, mask=None):
+        """ids [B, T] -> logits [B, T, vocabulary].
+
+        state: the memory of the rows' earlier tokens, carried on (make_state). cu_seqlens: offsets of sequences that lie end to end
+        in one row. mask [B, T]: true where there is a token; padding may be on either side, and gets 0."""
+        return self.logits(self.hidden(ids, state, cu_seqlens, mask))
+
+    def make_state(self, rows=1, capacity=64):
+        """A memory of so many rows for `forward` and `step`; caches have room for `capacity` tokens and grow."""
+        for block in self.layers:
+            block.make_state(rows, capacity)  # says why where a layer has none
+        return State(rows, capacity)
+
+    @torch.no_grad()
+    def step(self, ids, state):
+        """One token of each row: ids [B] -> logits [B, vocabulary]."""
+        return self(ids[:, None], state=state)[:, 0]
 
     def save(self, folder):
         """Writes config.json and model.safetensors, which `linnet generate` and linnet.runtime.load run; a tokenizer.json beside

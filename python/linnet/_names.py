@@ -169,7 +169,7 @@ def look_at_layout(name, first):
         del _looks[name]
         return
     _looks[name] -= 1
-    if not isinstance(first, torch.Tensor) or first.ndim != 4:
+    if not isinstance(first, torch.Tensor) or first.ndim != 4 or first.shape[3] == 1:  # one channel: a layer's memory of each channel
         return
     tokens, heads = first.shape[1], first.shape[2]
     # No model has so many heads, or a few tokens (not one: decode) with many times as many heads.

@@ -13,7 +13,6 @@ import math
 import torch
 
 from . import _kernels
-from ._kernels import wide  # noqa: F401, generated code calls it
 from ._library import DECLARATIONS, LIBRARY
 from ._ops import on_demand
 
@@ -128,11 +127,18 @@ def _sizes(shape):
     return ", ".join({"B": "x.shape[0]", "T": "x.shape[1]"}.get(size, str(size)) for size in shape)
 
 
-class _Writer:
-    """Writes the steps of a record as lines of a forward function. Names of steps become names of variables."""
+# Operators that treat every token alone (src/layers/record.cc); the others look at other tokens and may have a state.
+TOKENWISE = {"dense", "embedding", "rms_norm", "layer_norm", "rotary", "glu", "activation", "add", "l2_norm", "rms_norm_gated", "gated_gate"}
 
-    def __init__(self, record):
-        self.record, self.lines = record, []
+
+class _Writer:
+    """Writes the steps of a record as lines of a function. Names of steps become names of variables.
+
+    remembers: for calls with a state or with packed sequences, where a Run (_state.py) calls the operators that look at other tokens.
+    """
+
+    def __init__(self, record, remembers=False):
+        self.record, self.remembers = record, remembers
         self.parameters = {each["name"]: each for each in record["parameters"]}
         self.acc = {step["name"]: step["acc"] for step in record["steps"]}
 
@@ -145,7 +151,7 @@ class _Writer:
         if "step" in reference:
             return _identifier(reference["step"])
         if "table" in reference:
-            return f"x.new_tensor({reference['table']})"
+            return f"numbers(x, {reference['table']})"
         return f"x.new_full(({_sizes(reference['shape'])},), {reference['constant']})"
 
     def op(self, step):
@@ -158,8 +164,10 @@ class _Writer:
         declaration = DECLARATIONS[name]
         arguments = [f"{key}={value}" for key, value in inputs.items()]
         arguments += [f"{key}={_literal(name, key, text)}" for key, text in step["options"].items()]
-        if any(each["name"] == "cu_seqlens" for each in declaration["inputs"]):
-            arguments.append("cu_seqlens=cu_seqlens")
+        if self.remembers and name not in TOKENWISE:
+            return f"run({step['name']!r}, {name!r}, {step['output']!r}, {', '.join(arguments)})"
+        if self.remembers and name == "rotary":
+            arguments.append("positions=run.positions")
         wanted, outputs = step["output"], [each["name"] for each in declaration["outputs"]]
         always = [each for each in outputs if each not in on_demand(declaration)]
         if wanted in always:
@@ -174,11 +182,11 @@ class _Writer:
         names = {}
         for key, reference in step["inputs"].items():
             code = self.code(reference)
-            is_wide = "step" in reference and self.acc[reference["step"]]
-            names[key] = code if is_wide or "constant" in reference else f"wide({code})"
+            is_wide = "table" in reference or "constant" in reference or ("step" in reference and self.acc[reference["step"]])
+            names[key] = code if is_wide else f"wide({code})"
         if step["positional"]:
             rank = len(step["shape"])
-            names["position"] = "positions(x)" + "[:, None]" * max(rank - 2, 0)
+            names["position"] = ("run.positions" if self.remembers else "positions(x)") + "[..., None]" * max(rank - 2, 0)
         code = expression(step["expression"], names)
         return code if step["acc"] else f"({code}).to(x.dtype)"
 
@@ -206,14 +214,31 @@ class _Writer:
 
     def text(self):
         lines = [f"{_identifier(step['name'])} = {getattr(self, step['kind'])(step)}" for step in self.record["steps"]]
-        inputs = ", ".join(each["name"] for each in self.record["inputs"])
         lines.append(f"return {self.code(self.record['output'])}")
-        return f"def forward(self, {inputs}, cu_seqlens=None):\n" + "".join(f"    {line}\n" for line in lines)
+        if self.remembers:
+            heading = ["def steps(self, x, run):"]
+        else:
+            heading = [
+                "def forward(self, x, state=None, cu_seqlens=None, mask=None):",
+                "    if state is not None or cu_seqlens is not None or mask is not None:",
+                "        return self.remember(x, state, cu_seqlens, mask)",
+            ]
+        return "\n".join(heading + [f"    {line}" for line in lines]) + "\n"
 
 
 def source(record):
     """The forward function of the record as text."""
     return _Writer(record).text()
+
+
+def source_with_state(record):
+    """The same steps with a state or with packed sequences."""
+    return _Writer(record, remembers=True).text()
+
+
+def numbers(x, values):
+    """Fixed numbers beside x, in the type in which maps run."""
+    return torch.tensor(values, device=x.device, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
 def positions(x):

@@ -20,18 +20,20 @@ from torch import nn
 import linnet
 
 from . import _kernels as kernels
-from ._records import LAYERS, initialise, option_value, positions, record, source, wide
+from ._kernels import wide
+from ._records import LAYERS, initialise, numbers, option_value, positions, record, source, source_with_state
+from ._state import Run, State, call
 
-__all__ = ["MLP", "Block", "Layer", "Model", "Norm", *(layer["module"] for layer in LAYERS.values())]
+__all__ = ["MLP", "Block", "Layer", "Model", "Norm", "State", *(layer["module"] for layer in LAYERS.values())]
 
 
 def _compiled(name, text):
-    """The forward function of this text; inspect.getsource and tracebacks find it."""
+    """The function of this text; inspect.getsource and tracebacks find it."""
     place = f"<linnet.nn.{name} {hash(text):x}>"
     linecache.cache[place] = (len(text), None, text.splitlines(True), place)
-    space = {"F": F, "kernels": kernels, "linnet": linnet, "positions": positions, "torch": torch, "wide": wide}
+    space = {"F": F, "kernels": kernels, "linnet": linnet, "numbers": numbers, "positions": positions, "torch": torch, "wide": wide}
     exec(compile(text, place, "exec"), space)
-    return space["forward"]
+    return space["steps" if text.startswith("def steps") else "forward"]
 
 
 class Part(nn.Module):
@@ -81,9 +83,38 @@ class Layer(nn.Module):
         return record(self.layer, self.options)
 
     def _make_forward(self):
-        self.code = source(self._record())
+        made = self._record()
+        self.code, self.code_with_state = source(made), source_with_state(made)
+        self.states, self.why_not = made["states"], made["why_not"]
+        # Steps that read one token of the sequence, or a grid: packed sequences run the whole layer one after the other.
+        self.is_whole = made["tokens"] > 0 or any(step.get("view") in ("last", "drop_token") for step in made["steps"])
         if self.code != type(self).default_code:
             self.forward = _compiled(type(self).__name__, self.code).__get__(self)
+            self.steps = _compiled(type(self).__name__, self.code_with_state).__get__(self)
+
+    def make_state(self, rows=1, capacity=64):
+        """A memory of so many rows; its caches, if there are any, have room for `capacity` tokens and grow."""
+        if self.why_not:
+            raise NotImplementedError(self.why_not)
+        return State(rows, capacity)
+
+    def remember(self, x, state=None, cu_seqlens=None, mask=None):
+        """forward with a memory (which is carried on), with packed sequences (x [1, total, hidden]) or with padding."""
+        if isinstance(state, Run):  # a model's call
+            return self.run_steps(x, state)
+        return call(self.run_steps, x, state, cu_seqlens, mask)
+
+    def run_steps(self, x, run):
+        run.enter(self)
+        if self.is_whole and run.offsets is not None:
+            pieces = [self(x[:, begin:end]) for begin, end in zip(run.offsets, run.offsets[1:]) if end > begin]
+            return torch.cat(pieces, 1) if pieces else x
+        return self.steps(x, run)
+
+    @torch.no_grad()
+    def step(self, x, state):
+        """One token of each row: x [B, hidden] in and out."""
+        return self(x[:, None], state=state)[:, 0]
 
     def reset_parameters(self):
         """The initial values of the paper's page."""
@@ -105,8 +136,8 @@ class Layer(nn.Module):
         default = {each["name"]: option_value(each, each["default"]) for each in LAYERS[self.layer]["options"]}
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if value != default[name])
 
-    def __getstate__(self):  # the function itself is made again from the options
-        return {key: value for key, value in self.__dict__.items() if key != "forward"}
+    def __getstate__(self):  # the functions are made again from the options
+        return {key: value for key, value in self.__dict__.items() if key not in ("forward", "steps")}
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -121,14 +152,17 @@ def _document(layer):
 
 def _class(layer):
     try:
-        text = source(record(layer["name"], {}))
+        made = record(layer["name"], {})
+        text, functions = source(made), {}
+        for name, code in (("forward", text), ("steps", source_with_state(made))):
+            functions[name] = _compiled(layer["module"], code)
     except ValueError:  # a layer whose defaults leave something to say, such as the size of a grid: each module has its own forward
-        text = None
+        text, functions = None, {}
     options = [
         inspect.Parameter(each["name"], inspect.Parameter.KEYWORD_ONLY, default=option_value(each, each["default"]))
         for each in layer["options"]
     ]
-    made = type(
+    return type(
         layer["module"],
         (Layer,),
         {
@@ -137,10 +171,9 @@ def _class(layer):
             "__signature__": inspect.Signature(options),
             "layer": layer["name"],
             "default_code": text,
-            **({} if text is None else {"forward": _compiled(layer["module"], text)}),
+            **functions,
         },
     )
-    return made
 
 
 globals().update({layer["module"]: _class(layer) for layer in LAYERS.values()})
