@@ -20,6 +20,7 @@ import pathlib
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from . import _kernels as kernels
 from ._files import read_checkpoint, write_tensors
@@ -161,10 +162,15 @@ class Model(nn.Module):
     ids [B, T] -> logits [B, T, vocabulary]. `model.hidden(ids)` stops before the head: [B, T, hidden].
     """
 
+    gradient_checkpointing = False  # true: blocks are computed again for their gradients, in training
+
     def __init__(self, config, *, device=None, dtype=None):
         super().__init__()
-        where = {"device": device, "dtype": dtype}
-        self.config = config = json.loads(json.dumps(read_config(config)))  # a copy that is certainly JSON
+        self.config = json.loads(json.dumps(read_config(config)))  # a copy that is certainly JSON
+        self.build(self.config, device=device, dtype=dtype)
+
+    def build(self, config, **where):
+        """Makes the parts that a configuration describes."""
         if config.get("model_type", "linnet") != "linnet":
             raise ValueError(f"linnet.nn.Model: model_type is {config['model_type']!r}, expected 'linnet'")
         config.setdefault("model_type", "linnet")
@@ -211,12 +217,15 @@ class Model(nn.Module):
         return call(self.body, ids, state, cu_seqlens, mask)
 
     def body(self, ids, run=None):
-        x = self.embed_tokens(ids)
+        x = ids if ids.is_floating_point() else self.embed_tokens(ids)  # embeddings may be given themselves
         if self.embed_positions is not None:
             positions = torch.arange(ids.shape[1], device=ids.device) if run is None else run.positions
             x = x + self.embed_positions(positions)
         for block in self.layers:
-            x = block(x, run)
+            if self.gradient_checkpointing and self.training:
+                x = checkpoint(block, x, run, use_reentrant=False)
+            else:
+                x = block(x, run)
         return x if self.norm is None else self.norm(x)
 
     def logits(self, x):

@@ -219,10 +219,13 @@ def register_with_transformers(name="linnet"):
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="linnet")
 
     Gated delta rules, short convolutions and Mamba's scans (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo hybrid, LFM2, Mamba, Mamba-2
-    and others built on the same functions) run on Linnet's kernels from then on, whatever attn_implementation is.
+    and others built on the same functions) run on Linnet's kernels from then on, whatever attn_implementation is. Saved models of
+    linnet.nn and linnet.hf (model_type "linnet") are known to AutoConfig and AutoModel.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
+
+    from . import hf  # noqa: F401, its import makes model_type "linnet" known
 
     AttentionInterface.register(name, _attention)
     AttentionMaskInterface.register(name, _mask)  # without one, padding and windows would be dropped silently
