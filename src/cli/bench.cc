@@ -7,6 +7,7 @@
 
 #include "bench/machine.h"
 #include "cli/command.h"
+#include "cli/model.h"
 #include "cli/print.h"
 #include "core/cuda.h"
 #include "core/json.h"
@@ -197,7 +198,13 @@ void print_notes(const std::vector<Result>& results, const bench::Peer* peer) {
   }
 }
 
+// Whether the words name a model instead of operators.
+bool names_model(const Arguments& args) {
+  return !args.rest().empty() && find_op(args.rest().front()) == nullptr && is_model_path(args.rest().front());
+}
+
 int bench_main(const Arguments& args) {
+  if (names_model(args)) return model_bench(args);
   Wanted wanted;
   if (const Status status = read_arguments(args, &wanted); !status.ok()) return fail(status);
   if (args.has("list") && args.has("json")) {
@@ -286,7 +293,7 @@ const Command& bench_command() {
   static const Command command = {
       .name = "bench",
       .summary = "speed: median and spread, share of the machine's measured ceilings, error, peers beside it",
-      .usage = "[OP ...] [--peers] [options]",
+      .usage = "[OP ... | MODEL] [--peers] [options]",
       .details =
           "OP is an operator or a mechanism (all its operators); without one all are measured. Each has a list of cases\n"
           "(--list); --case measures another one, for example\n\n"
@@ -297,7 +304,11 @@ const Command& bench_command() {
           "fwd+bwd, and what only concerns a check (impl, threads, strided, values, skip, seed) is passed over.\n\n"
           "--peers runs what a user would take instead (PyTorch) in rounds in turn with ours, with the same number of "
           "threads,\n"
-          "in a Python found by --python, LINNET_PYTHON, beside this program, in .venv of the checkout, or python3.",
+          "in a Python found by --python, LINNET_PYTHON, beside this program, in .venv of the checkout, or python3.\n\n"
+          "MODEL is a folder or a GGUF file, as for linnet generate: prefill and decode in tokens per second, with the size of "
+          "the\n"
+          "state; --case 'prefill 512' or 'decode 400' (after 400 tokens) measures another length. Its peers are llama.cpp\n"
+          "(the package llama-cpp-python, GGUF files alone) and transformers, where that Python has them.",
       .options = {{"case", "LINE", "a case of each OP instead of the declared ones; may be given several times"},
                   {"device", "NAME", "cpu or cuda: where the tensors lie (default cpu)"},
                   {"dtype", "NAME", "only cases of this type: f64, f32, bf16, f16"},
@@ -310,7 +321,8 @@ const Command& bench_command() {
                   {"python", "PATH", "the Python that has PyTorch"},
                   {"quick", "", "measure each case for 0.1 s instead of 1 s"},
                   {"threads", "N", "number of threads, at most the machine's cores (the default)"},
-                  {"time", "SECONDS", "measure each case for so long"}},
+                  {"time", "SECONDS", "measure each case for so long"},
+                  kWeightsOption},
       .run = bench_main,
   };
   return command;

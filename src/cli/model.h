@@ -18,6 +18,7 @@ Status load_model(const std::string& command, const Arguments& args, Model& mode
 // Whether a word of the command line is a model: a folder or a GGUF file.
 bool is_model_path(const std::string& word);
 int model_info(const Arguments& args);
+int model_bench(const Arguments& args);
 // All of standard input.
 std::string read_input();
 

@@ -140,3 +140,22 @@ def test_minilm_finds_what_is_alike():
     run = linnet("embed", need(MINILM), "a small bird", "a little finch", "the stock market fell", "--similarity")
     rows = [[float(x) for x in line.split()] for line in run.stdout.splitlines()]
     assert abs(rows[0][0] - 1) < 1e-3 and rows[0][1] > 0.5 > 0.3 > rows[0][2]
+
+
+def test_bench_of_a_model(small):
+    words = ["bench", small, "--quick", "--json", "--case", "prefill 32", "--case", "decode 16"]
+    prefill, decode = json.loads(linnet(*words, "--peers", "--python", sys.executable).stdout)["cases"]
+    assert (prefill["work"], prefill["tokens"], decode["work"], decode["tokens"]) == ("prefill", 32, "decode", 16)
+    for case in prefill, decode:
+        assert case["tokens_per_second"] > 0 and case["state_bytes"] > 0
+        assert [peer["name"].split()[0] for peer in case["peers"]] == ["transformers"]
+        assert case["peers"][0]["ratio"] == pytest.approx(case["peers"][0]["median"] / case["median"])
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["--case", "read 32"], "expected 'prefill N' or 'decode N'"),
+    (["--case", "decode 3"], "expected 'prefill N' or 'decode N'"),
+    (["--dtype", "f32"], "--dtype is for operators, not for a model"),
+])  # fmt: skip
+def test_bench_of_a_model_refuses(small, words, sentence):
+    assert sentence in linnet("bench", small, *words, code=2).stderr

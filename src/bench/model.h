@@ -1,0 +1,46 @@
+// Models: how fast a whole model reads a prompt and writes tokens, beside llama.cpp and transformers.
+//
+//   ModelResult result;
+//   LINNET_TRY(measure_model(model, {.decode = true, .tokens = 400}, settings, &result));
+//
+// The tokens are drawn from the vocabulary: what they are does not change the work. Rounds of ours and of each peer take turns.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/peer.h"
+#include "bench/timing.h"
+#include "runtime.h"
+
+namespace linnet::bench {
+
+struct ModelWork {
+  bool decode = false;  // one token behind `tokens` others, or a prompt of `tokens`
+  int64_t tokens = 512;
+
+  std::string line() const;  // "prefill of 512", "decode after 400"
+};
+
+struct ModelResult {
+  ModelWork what;
+  Spread ours;  // seconds of one token
+  struct Other {
+    std::string name;  // "llama.cpp (llama-cpp-python 0.3.36)"
+    Spread time;
+  };
+  std::vector<Other> others;
+  int64_t state_bytes = 0;
+};
+
+struct ModelSettings {
+  double seconds = 2;  // of ours per work, about; each peer gets as much
+  int rounds = 3;
+  Peer* peer = nullptr;
+};
+
+// What the table of docs/run-a-model.md measures, as far as the model's context holds it.
+std::vector<ModelWork> usual_work(int64_t context);
+Status measure_model(const Model& model, const ModelWork& what, const ModelSettings& settings, ModelResult* result);
+
+}  // namespace linnet::bench
