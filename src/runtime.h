@@ -45,7 +45,7 @@ struct ModelSummary {
   int64_t hidden = 0, vocabulary = 0, context = 0, classes = 0;
   int64_t parameters = 0;    // numbers in all trained tensors
   int64_t weight_bytes = 0;  // as held, mapped or converted
-  int64_t state_bytes = 0;   // of a session after no token
+  int64_t state_bytes = 0;   // of a session, beside what grows: states of fixed size, windows at their full size
   double state_per_token = 0;
   struct Block {
     std::string order, mixer, mlp;  // "pre", "softmax_attention", "glu silu 1536"
@@ -89,6 +89,7 @@ class Model {
 
  private:
   friend class Session;
+  friend class LayeredModel;
   friend Status decode(const std::vector<Session*>& sessions, const std::vector<int32_t>& tokens, std::vector<float>& logits);
   struct Inner;
   std::shared_ptr<Inner> inner_;  // sessions keep the model alive

@@ -71,12 +71,16 @@ Status record_cost(const Record& record, int64_t batch, int64_t tokens, int64_t 
       }
       LINNET_TRY(call.set(name, view));
     }
+    int64_t held = position;  // keys in a cache: a bounded one is full
+    for (const StateTensor& tensor : states) {
+      if (tensor.input == "k_cache") held = std::min(position, tensor.view.size[1] - tokens);
+    }
     for (const StateTensor& tensor : states) {
       View view = tensor.view;
       view.data = dummy({1}, activations, sizes).data;
       if (view.dtype == Dtype::i64) {  // counts are looked at: tokens so far; lists of finished children are empty
         counts.push_back(std::vector<int64_t>(static_cast<size_t>(std::max<int64_t>(view.elements(), 1)),
-                                              tensor.input == "lengths" ? position : 0));
+                                              tensor.input == "lengths" ? held : 0));
         view.data = counts.back().data();
       }
       LINNET_TRY(call.set(tensor.input, view));

@@ -181,7 +181,11 @@ int64_t PlanBuilder::layout(const Shape4Call& call, bool keep_values) {
     for (const Piece& piece : call.pieces) {
       int64_t own = 0;
       for (const StateTensor& tensor : piece.state->tensors()) {
-        if (tensor.step == static_cast<int>(s)) own += aligned(bytes_of(tensor.view));
+        if (tensor.step != static_cast<int>(s)) continue;
+        own += aligned(bytes_of(tensor.view));
+        // A bounded cache and the new tokens behind it.
+        const bool bounded = tensor.view.rank > 1 && cache_bound(record_.steps[s]).given();
+        if (bounded) own += aligned(bytes_of(tensor.view) / std::max<int64_t>(tensor.view.size[1], 1) * piece.tokens);
       }
       bytes = std::max(bytes, own);
     }
@@ -476,6 +480,71 @@ void PlanBuilder::add_copy(const View& from, const View& to) {
   plan_->copies_.push_back(std::make_unique<Plan::Copy>(Plan::Copy{from, to}));
 }
 
+void PlanBuilder::add_lengths(const View& lengths, int piece, int64_t value) {
+  plan_->actions_.push_back({Plan::Kind::lengths, static_cast<int>(plan_->lengths_.size())});
+  plan_->lengths_.push_back(lengths);
+  plan_->length_pieces_.push_back(piece);
+  plan_->length_values_.push_back(value);
+}
+
+namespace {
+
+View rows_of(const View& view, int64_t begin, int64_t count) {  // of dimension 1
+  View part = view;
+  part.data = at(view, begin * view.stride[1]);
+  part.size[1] = count;
+  return part;
+}
+
+}  // namespace
+
+// Tokens behind a cache that keeps a window: the operator reads what is left of the cache and the new keys one behind the
+// other; then the cache takes what will still be seen.
+Status PlanBuilder::add_bounded(const Step& step, const Piece& piece, int number, const std::vector<int>& states,
+                                const CacheBound& bound) {
+  const std::vector<StateTensor>& tensors = piece.state->tensors();
+  int64_t held = 0;
+  View lengths;
+  for (const int i : states) {
+    const StateTensor& tensor = tensors[static_cast<size_t>(i)];
+    if (tensor.input != "lengths") continue;
+    lengths = tensor.view;
+    held = static_cast<const int64_t*>(lengths.data)[0];
+  }
+  const int64_t first = std::min(held, bound.prefix), recent = std::min(held - first, bound.left);
+  const int64_t all = first + recent + piece.tokens;
+  const int64_t kept_first = std::min(all, bound.prefix), kept = std::min(all - kept_first, bound.left);
+  char* place = arena_ + temporary_;
+  std::vector<Extra> extras;
+  std::vector<std::pair<View, View>> after;
+  for (const int i : states) {
+    const StateTensor& tensor = tensors[static_cast<size_t>(i)];
+    if (tensor.input == "lengths") continue;
+    const View& cache = tensor.view;
+    const std::string input = tensor.input.substr(0, tensor.input.size() - 6);
+    const auto entry =
+        std::find_if(step.inputs.begin(), step.inputs.end(), [&](const auto& named) { return named.first == input; });
+    View joined = sliced(entry->second, &piece);
+    if (held > 0) {
+      int64_t sizes[kMaxRank];
+      std::copy_n(cache.size, cache.rank, sizes);
+      sizes[1] = all;
+      joined = View::dense(place, cache.dtype, sizes, cache.rank);
+      place += aligned(bytes_of(joined));
+      add_copy(rows_of(cache, 0, first), rows_of(joined, 0, first));
+      add_copy(rows_of(cache, held - recent, recent), rows_of(joined, first, recent));
+      add_copy(sliced(entry->second, &piece), rows_of(joined, first + recent, piece.tokens));
+      extras.push_back({input, joined});
+    }
+    after.emplace_back(rows_of(joined, 0, kept_first), rows_of(cache, 0, kept_first));
+    after.emplace_back(rows_of(joined, all - kept, kept), rows_of(cache, kept_first, kept));
+  }
+  LINNET_TRY(add_op(step, *step.op, step.options, &piece, number, extras));
+  for (const auto& [from, to] : after) add_copy(from, to);
+  add_lengths(lengths, number, kept_first + kept);
+  return {};
+}
+
 PlanBuilder::Memory PlanBuilder::memory_of(const Op& op, const Piece& piece, const std::vector<int>& states) const {
   if (call_->decode) return Memory::decode;
   const std::vector<StateTensor>& tensors = piece.state->tensors();
@@ -519,6 +588,7 @@ Status PlanBuilder::add_memory_step(int index, const Step& step) {
   }
   Continuation next;
   LINNET_TRY(continuation(record_, step, &next));
+  const CacheBound bound = cache_bound(step);
   for (size_t p = 0; p < call_->pieces.size(); ++p) {
     const Piece& piece = call_->pieces[p];
     const int number = static_cast<int>(p);
@@ -553,13 +623,15 @@ Status PlanBuilder::add_memory_step(int index, const Step& step) {
         break;
       }
       case Memory::cache: {
+        if (bound.given()) {
+          LINNET_TRY(add_bounded(step, piece, number, states, bound));
+          break;
+        }
         for (const int i : states) {
           const std::string& name = tensor(i).input;
           View cache = tensor(i).view;
           if (name == "lengths") {
-            plan_->actions_.push_back({Plan::Kind::lengths, static_cast<int>(plan_->lengths_.size())});
-            plan_->lengths_.push_back(cache);
-            plan_->length_pieces_.push_back(number);
+            add_lengths(cache, number, -1);
             continue;
           }
           const std::string input = name.substr(0, name.size() - 6);
@@ -716,7 +788,8 @@ void Plan::run(const Action& action, const Shape4Call& call, const Launch& launc
     case Kind::lengths: {
       const Piece& piece = call.pieces[static_cast<size_t>(length_pieces_[index])];
       int64_t* lengths = static_cast<int64_t*>(lengths_[index].data);
-      for (int64_t i = 0; i < lengths_[index].size[0]; ++i) lengths[i] = piece.position + piece.tokens;
+      const int64_t value = length_values_[index] < 0 ? piece.position + piece.tokens : length_values_[index];
+      for (int64_t i = 0; i < lengths_[index].size[0]; ++i) lengths[i] = value;
       break;
     }
   }

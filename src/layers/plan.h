@@ -91,8 +91,9 @@ class Plan {
   std::vector<std::unique_ptr<ReadyOp>> ops_;
   std::vector<std::unique_ptr<ReadyMap>> maps_;
   std::vector<std::unique_ptr<Copy>> copies_;
-  std::vector<View> lengths_;  // of caches that a forward operator has filled; set to position + tokens of the piece
+  std::vector<View> lengths_;  // of caches that a forward operator has filled
   std::vector<int> length_pieces_;
+  std::vector<int64_t> length_values_;  // -1: position + tokens
   std::vector<Action> actions_;
   std::vector<Action> once_;  // what depends on parameters alone: before the first run
   std::unique_ptr<char[]> folded_;
@@ -142,6 +143,8 @@ class PlanBuilder {
   Status add_step(int index);
   Status add_memory_step(int index, const Step& step);
   void add_copy(const View& from, const View& to);
+  void add_lengths(const View& lengths, int piece, int64_t value);
+  Status add_bounded(const Step& step, const Piece& piece, int number, const std::vector<int>& states, const CacheBound& bound);
   void patch(int id, const View& view, void** address);
   Memory memory_of(const Op& op, const Piece& piece, const std::vector<int>& states) const;
 

@@ -11,7 +11,6 @@ namespace linnet::layers {
 namespace {
 
 constexpr size_t kMostPlans = 16;       // shapes of calls that are kept
-constexpr int64_t kDecodeTokens = 4;    // up to so many tokens at once, operators with a state run in their decode form
 constexpr int64_t kLeastCapacity = 64;  // tokens of a cache
 
 struct Buffer {
@@ -105,6 +104,7 @@ struct Runner::Inner {
   Status find(std::string_view name, size_t* index) const;
   Status check_inputs(const std::vector<View>& inputs, const View& out, int64_t* batch, int64_t* tokens) const;
   Status reserve(State* state, int64_t tokens) const;
+  void compact(State* state, int64_t tokens) const;
   Status make_tensors(int64_t rows, int64_t capacity, State* state) const;
   Status run(Shape4Call& call, const Context& context);
   Status convert(size_t index, const View& view);
@@ -295,6 +295,29 @@ Status Runner::make_state(int64_t rows, int64_t capacity, State* state) const {
   return inner_->make_tensors(rows, capacity, state);
 }
 
+// Where a cache that keeps a window has no room for so many tokens, the keys that are still seen move up.
+void Runner::Inner::compact(State* state, int64_t tokens) const {
+  for (size_t i = 0; i < state->tensors_.size(); ++i) {
+    if (state->tensors_[i].input != "lengths") continue;
+    const int step = state->tensors_[i].step;
+    const CacheBound window = cache_bound(record.steps[static_cast<size_t>(step)]);
+    int64_t* held = static_cast<int64_t*>(state->tensors_[i].view.data);
+    const int64_t kept = window.left;
+    if (!window.given() || *held < window.prefix + kept) continue;
+    bool full = false;
+    for (const StateTensor& tensor : state->tensors_) {
+      if (tensor.step != step || tensor.input == "lengths" || *held + tokens <= tensor.view.size[1]) continue;
+      full = true;
+      const int64_t row = tensor.view.stride[1] * dtype_size(tensor.view.dtype);
+      for (int64_t b = 0; b < tensor.view.size[0]; ++b) {
+        char* base = static_cast<char*>(tensor.view.data) + b * tensor.view.stride[0] * dtype_size(tensor.view.dtype);
+        std::memmove(base + window.prefix * row, base + (*held - kept) * row, static_cast<size_t>(kept * row));
+      }
+    }
+    if (full) std::fill_n(held, state->tensors_[i].view.size[0], window.prefix + kept);
+  }
+}
+
 // Room for so many more tokens.
 Status Runner::Inner::reserve(State* state, int64_t tokens) const {
   const int64_t wanted = state->position_ + tokens;
@@ -424,6 +447,9 @@ Status Runner::run(const std::vector<View>& inputs, const View& out, const std::
   if (call.batch == 0 || call.tokens == 0) return {};
   for (State* state : states) LINNET_TRY(inner.reserve(state, call.tokens));
   call.decode = call.with_states && call.tokens <= kDecodeTokens;
+  for (State* state : states) {
+    if (call.decode) inner.compact(state, call.tokens);
+  }
   LINNET_TRY(inner.run(call, context));
   for (State* state : states) state->position_ += call.tokens;
   return {};

@@ -1,5 +1,7 @@
 // Softmax attention as transformers have it: grouped heads, rotary positions, norms of q and k, sinks, windows, a soft cap,
 // and the gates G1 to G5 of gated attention (arXiv 2505.06708). Parameter names of Llama, Qwen2 and Qwen3.
+#include <cmath>
+
 #include "layers/layer.h"
 
 namespace linnet::layers {
@@ -45,7 +47,7 @@ std::string name_of(const char* const (&names)[N], E value) {
   return names[static_cast<size_t>(value)];
 }
 
-Value record(Recorder& l, const SoftmaxAttention& o, Value x) {  // x [B, T, hidden]
+bool check_heads(Recorder& l, const SoftmaxAttention& o) {
   const int64_t kv = o.kv_heads > 0 ? o.kv_heads : o.heads;
   if (o.key == 0) {
     l.require(o.hidden % o.heads == 0,
@@ -53,8 +55,54 @@ Value record(Recorder& l, const SoftmaxAttention& o, Value x) {  // x [B, T, hid
   }
   l.require(o.heads % kv == 0,
             "heads is " + std::to_string(o.heads) + ", expected a multiple of kv_heads, " + std::to_string(kv));
+  return l.ok();
+}
+
+// q, k or v as projected: [B, T, heads, width].
+Value project_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, int64_t heads, int64_t width, Value x) {
+  const Value bias = o.bias ? l.weight(n + "_proj.bias", {heads * width}, zeros(), as("b" + n)) : Value();
+  return l.split(l.dense(x, l.weight(n + "_proj.weight", {heads * width, o.hidden}, normal(0.02), transposed("w" + n)), bias),
+                 heads);
+}
+
+// The norm of q or k, then its rotation.
+Value place_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, Value y) {
+  if (!y.given()) return {};
+  const int64_t K = l.width(y);
+  const std::vector<Setting> eps = {{"eps", number_text(o.norm_eps)}};
+  if (o.qk_norm == QkNorm::rms || o.qk_norm == QkNorm::rms_plus_one) {
+    const bool plus = o.qk_norm == QkNorm::rms_plus_one;
+    const Value weight = l.weight(n + "_norm.weight", {K}, plus ? zeros() : ones(), as(n + "_norm"));
+    y = l.op("rms_norm", {{"x", y}, {"weight", weight}}, {eps[0], {"plus_one", plus ? "1" : "0"}}, n + "_norm");
+  } else if (o.qk_norm == QkNorm::layer) {
+    const Value weight = l.weight(n + "_norm.weight", {K}, ones(), as(n + "_norm"));
+    y = l.op("layer_norm", {{"x", y}, {"weight", weight}, {"bias", l.weight(n + "_norm.bias", {K}, zeros())}}, eps,
+             n + "_norm");
+  }
+  if (o.rope == Rotary::none) return y;
+  return l.op("rotary", {{"x", y}},
+              {{"theta", number_text(o.rope_base)},
+               {"pairs", name_of(kPairs, o.rope)},
+               {"dims", std::to_string(o.rope_dims)},
+               {"scaling", name_of(kScalings, o.rope_scaling)},
+               {"factor", number_text(o.rope_factor)},
+               {"low_freq_factor", number_text(o.rope_low)},
+               {"high_freq_factor", number_text(o.rope_high)},
+               {"original_length", std::to_string(o.rope_length)}},
+              n + "_rotary");
+}
+
+Value project_output(Recorder& l, const SoftmaxAttention& o, Value y) {  // y [B, T, heads, V]
+  if (!y.given()) return {};
+  const int64_t joined = o.heads * l.width(y);
+  const Value bias = o.out_bias ? l.weight("o_proj.bias", {o.hidden}, zeros(), as("bo")) : Value();
+  return l.dense(l.join(y), l.weight("o_proj.weight", {o.hidden, joined}, normal(0.02), transposed("wo")), bias);
+}
+
+Value record(Recorder& l, const SoftmaxAttention& o, Value x) {  // x [B, T, hidden]
+  if (!check_heads(l, o)) return {};
+  const int64_t kv = o.kv_heads > 0 ? o.kv_heads : o.heads;
   const int64_t K = o.key > 0 ? o.key : o.hidden / o.heads, V = o.value > 0 ? o.value : K;
-  if (!l.ok()) return {};
 
   const bool headwise = o.granularity == Grain::headwise;
   const std::vector<Setting> gate_options = {{"granularity", name_of(kGrains, o.granularity)},
@@ -75,40 +123,13 @@ Value record(Recorder& l, const SoftmaxAttention& o, Value x) {  // x [B, T, hid
   const auto gated = [&](Value y, int64_t heads, int64_t width) {
     return l.op("gated_gate", {{"y", y}, {"g", logits(heads, width)}}, gate_options);
   };
-  const auto project = [&](const std::string& n, int64_t heads, int64_t width) {
-    const Value bias = o.bias ? l.weight(n + "_proj.bias", {heads * width}, zeros(), as("b" + n)) : Value();
-    return l.split(l.dense(x, l.weight(n + "_proj.weight", {heads * width, o.hidden}, normal(0.02), transposed("w" + n)), bias),
-                   heads);
-  };
-  Value q = project("q", o.heads, K), k = project("k", kv, K), v = project("v", kv, V);
+  Value q = project_heads(l, o, "q", o.heads, K, x), k = project_heads(l, o, "k", kv, K, x),
+        v = project_heads(l, o, "v", kv, V, x);
   if (o.position == Gate::g2) v = gated(v, kv, V);
   if (o.position == Gate::g3) k = gated(k, kv, K);
   if (o.position == Gate::g4) q = gated(q, o.heads, K);
-  const auto placed = [&](Value y, const std::string& n) {  // norm, then rotation
-    const std::vector<Setting> eps = {{"eps", number_text(o.norm_eps)}};
-    if (o.qk_norm == QkNorm::rms || o.qk_norm == QkNorm::rms_plus_one) {
-      const bool plus = o.qk_norm == QkNorm::rms_plus_one;
-      const Value weight = l.weight(n + "_norm.weight", {K}, plus ? zeros() : ones(), as(n + "_norm"));
-      y = l.op("rms_norm", {{"x", y}, {"weight", weight}}, {eps[0], {"plus_one", plus ? "1" : "0"}}, n + "_norm");
-    } else if (o.qk_norm == QkNorm::layer) {
-      const Value weight = l.weight(n + "_norm.weight", {K}, ones(), as(n + "_norm"));
-      y = l.op("layer_norm", {{"x", y}, {"weight", weight}, {"bias", l.weight(n + "_norm.bias", {K}, zeros())}}, eps,
-               n + "_norm");
-    }
-    if (o.rope == Rotary::none) return y;
-    return l.op("rotary", {{"x", y}},
-                {{"theta", number_text(o.rope_base)},
-                 {"pairs", name_of(kPairs, o.rope)},
-                 {"dims", std::to_string(o.rope_dims)},
-                 {"scaling", name_of(kScalings, o.rope_scaling)},
-                 {"factor", number_text(o.rope_factor)},
-                 {"low_freq_factor", number_text(o.rope_low)},
-                 {"high_freq_factor", number_text(o.rope_high)},
-                 {"original_length", std::to_string(o.rope_length)}},
-                n + "_rotary");
-  };
-  q = placed(q, "q");
-  k = placed(k, "k");
+  q = place_heads(l, o, "q", q);
+  k = place_heads(l, o, "k", k);
   const Value sinks = o.sinks ? l.weight("sinks", {o.heads}, normal(0.02), as("sinks")) : Value();
   std::vector<Setting> options = {{"causal", o.causal ? "1" : "0"},
                                   {"scale", o.scale.given ? number_text(o.scale.value) : "none"},
@@ -123,13 +144,161 @@ Value record(Recorder& l, const SoftmaxAttention& o, Value x) {  // x [B, T, hid
   } else {
     y = l.op("softmax", {{"q", q}, {"k", k}, {"v", v}, {"sinks", sinks}}, options);
   }
-  const Value out_bias = o.out_bias ? l.weight("o_proj.bias", {o.hidden}, zeros(), as("bo")) : Value();
-  y = l.dense(l.join(y), l.weight("o_proj.weight", {o.hidden, o.heads * V}, normal(0.02), transposed("wo")), out_bias);
+  y = project_output(l, o, y);
   if (o.position == Gate::g5) {
     l.require(!headwise, "the gate G5 has no heads, expected granularity elementwise");
     y = l.join(gated(l.split(y, 1), 1, o.hidden));
   }
   return y;
+}
+
+// ---- what the converter puts in its place
+// ------------------------------------------------------------------------------------
+
+enum class Mechanism : int32_t { window, distill, hybrid, gdn, gla, monarch, hierarchical };
+enum class Form : int32_t { sliding, terraced };
+enum class Tie : int32_t { block, prefix, row };
+constexpr const char* kMechanisms[] = {"window", "distill", "hybrid", "gdn", "gla", "monarch", "hierarchical"};
+constexpr const char* kTies[] = {"block", "prefix", "row"};
+
+struct Converted : SoftmaxAttention {
+  Mechanism mechanism = Mechanism::window;
+  int64_t near = 64, first = 0, features = 0, block = 0, steps = 1, arity = 4;
+  Sizes windows;
+  Form form = Form::sliding;
+  Tie tie = Tie::row;
+};
+
+// The projections, norms and positions of softmax attention with another mechanism between them. Its own parameters stand
+// below its name (gdn.A_log), as converted checkpoints have them (docs/convert.md).
+Value record_converted(Recorder& l, const Converted& o, Value x) {  // x [B, T, hidden]
+  if (!check_heads(l, o)) return {};
+  const int64_t H = o.heads, kv = o.kv_heads > 0 ? o.kv_heads : H, groups = H / kv;
+  const int64_t K = o.key > 0 ? o.key : o.hidden / H, V = o.value > 0 ? o.value : K;
+  const Value q_raw = project_heads(l, o, "q", H, K, x), k_raw = project_heads(l, o, "k", kv, K, x),
+              v = project_heads(l, o, "v", kv, V, x);
+  const Value q = place_heads(l, o, "q", q_raw), k = place_heads(l, o, "k", k_raw);
+  if (!l.ok()) return {};
+  const std::string scale = o.scale.given ? number_text(o.scale.value) : "none", causal = o.causal ? "1" : "0";
+  const std::string name = name_of(kMechanisms, o.mechanism);
+  const Recorder::Scope scope(l, name);
+  const auto needs_causal = [&] { return l.require(o.causal, name + " sees no later token, expected causal=1"); };
+  // Exact attention to the last w keys and to the first ones; on both sides where it is not causal.
+  const auto window = [&](Value qs, Value ks, Value vs, int64_t w) {
+    const std::string sides =
+        o.causal ? std::to_string(w - 1) + ",-1" : std::to_string(w / 2) + "," + std::to_string((w - 1) / 2);
+    return l.op(
+        "softmax", {{"q", qs}, {"k", ks}, {"v", vs}},
+        {{"causal", causal}, {"scale", scale}, {"window", w > 0 ? sides : "-1,-1"}, {"prefix", std::to_string(o.first)}},
+        "near");
+  };
+  // The read of a recurrent mechanism beside a window: a share for each head.
+  const auto beside_window = [&](Value y) {
+    if (o.near == 0) return y;
+    const Value factor = l.column(l.weight("window_factor", {H}, zeros(), {}, "logit of the window's share"));
+    return l.map("y + sigmoid(f) * (w - y)", {{"y", y}, {"w", window(q, k, v, o.near)}, {"f", factor}}, "mixed");
+  };
+  Value y;
+  switch (o.mechanism) {
+    case Mechanism::window: {
+      if (o.windows.count == 0) {
+        y = window(q, k, v, o.near);
+        break;
+      }
+      if (!l.require(o.windows.count == kv, "windows has " + std::to_string(o.windows.count) +
+                                                " entries, expected one for each head of keys, " + std::to_string(kv))) {
+        return {};
+      }
+      for (int64_t g = 0; g < kv; ++g) {
+        const auto part = [&](Value from, int64_t heads, int64_t width) {
+          return l.split(l.slice(l.join(from), g * heads * width, (g + 1) * heads * width), heads);
+        };
+        const Value own = l.join(window(part(q, groups, K), part(k, 1, K), part(v, 1, V), o.windows.value[g]));
+        y = g == 0 ? own : l.concat(y, own);
+      }
+      y = l.split(y, H);
+      break;
+    }
+    case Mechanism::distill: {
+      const int64_t M = o.features > 0 ? o.features : K;
+      const Value q_mean = l.weight("q_mean", {H, K}, zeros(), {}, "taken off q: the symmetries of softmax attention"),
+                  k_mean = l.weight("k_mean", {H, K}, zeros(), {}, "taken off k"),
+                  balance = l.weight("balance", {H, K}, ones(), {}, "multiplies q and divides k");
+      const Value keys = l.repeat(k, groups);
+      const Value qb = l.map("(q - m) * a", {{"q", q}, {"m", q_mean}, {"a", balance}}, "q_balanced"),
+                  kb = l.map("(k - m) / a", {{"k", keys}, {"m", k_mean}, {"a", balance}}, "k_balanced");
+      const double eta = o.scale.given ? o.scale.value : 1 / std::sqrt(static_cast<double>(K));
+      const Value logw = l.map("sum(k * m * " + number_text(eta) + ")", {{"k", keys}, {"m", q_mean}}, "key_logw");
+      const Value z = l.weight("z", {H, M, K}, normal(1), {}, "directions of the features");
+      const Value alpha = l.map("exp(a)", {{"a", l.weight("log_alpha", {H, M}, zeros())}}, "alpha");
+      y = l.op("distill", {{"q", qb}, {"k", kb}, {"v", l.repeat(v, groups)}, {"z", z}, {"alpha", alpha}, {"key_logw", logw}},
+               {{"causal", causal}, {"scale", scale}});
+      break;
+    }
+    case Mechanism::hybrid: {
+      if (!needs_causal()) return {};
+      l.require(!o.scale.given || o.scale.value * o.scale.value * static_cast<double>(K) == 1,
+                "hybrid has the scale key^-0.5, not " + scale);
+      const int64_t F = o.features > 0 ? o.features : (K + 1) / 2;
+      const Init start = F == K ? identity() : fan_in();
+      const Value wq = l.weight("feature_map_q.weight", {H, K, F}, start),
+                  wk = l.weight("feature_map_k.weight", {H, K, F}, start),
+                  factor = l.weight("window_factor", {H}, constant(-2.1972246), {}, "logit of the window's share");
+      y = l.op(
+          "distill_window",
+          {{"q", q}, {"k", l.repeat(k, groups)}, {"v", l.repeat(v, groups)}, {"wq", wq}, {"wk", wk}, {"window_factor", factor}},
+          {{"window", std::to_string(o.near)}}, "hybrid", o.form == Form::sliding ? "out_sliding" : "out_terraced");
+      break;
+    }
+    case Mechanism::gdn: {
+      if (!needs_causal()) return {};
+      const Value a = l.dense(x, l.weight("a_proj.weight", {H, o.hidden}, zeros())),
+                  b = l.dense(x, l.weight("b_proj.weight", {H, o.hidden}, zeros()), l.weight("b_proj.bias", {H}, zeros()));
+      const Value g =
+          l.map("-exp(A_log) * softplus(a + dt_bias)",
+                {{"a", a}, {"A_log", l.weight("A_log", {H}, zeros())}, {"dt_bias", l.weight("dt_bias", {H}, zeros())}}, "g");
+      y = l.op("gated_delta",
+               {{"q", q},
+                {"k", l.repeat(k, groups)},
+                {"v", l.repeat(v, groups)},
+                {"g", g},
+                {"beta", l.map("sigmoid(b)", {{"b", b}}, "beta")}},
+               {{"l2_norm", "1"}});
+      y = l.map("y * s", {{"y", y}, {"s", l.column(l.weight("v_scale", {H}, ones(), {}, "scale of a head's values"))}},
+                "scaled");
+      y = beside_window(y);
+      break;
+    }
+    case Mechanism::gla: {
+      if (!needs_causal()) return {};
+      const auto softmax = [&](Value raw, const char* step) {
+        return l.map("exp(x - amax(x)) / sum(exp(x - amax(x)))", {{"x", raw}}, step);
+      };
+      const Value g = l.map("logsigmoid(k) / 16", {{"k", k_raw}}, "g");
+      y = l.op("gla", {{"q", softmax(q_raw, "q_softmax")},
+                       {"k", l.repeat(softmax(k_raw, "k_softmax"), groups)},
+                       {"v", l.repeat(v, groups)},
+                       {"g", l.repeat(g, groups)}});
+      y = beside_window(y);
+      break;
+    }
+    case Mechanism::monarch:
+      y = l.op("monarch", {{"q", q}, {"k", l.repeat(k, groups)}, {"v", l.repeat(v, groups)}},
+               {{"block", std::to_string(o.block > 0 ? o.block : -1)},
+                {"steps", std::to_string(o.steps)},
+                {"causal", causal},
+                {"scale", scale}});
+      break;
+    case Mechanism::hierarchical:
+      y = l.op("hierarchical", {{"q", q}, {"k", l.repeat(k, groups)}, {"v", l.repeat(v, groups)}},
+               {{"tie", name_of(kTies, o.tie)}, {"causal", causal}, {"scale", scale}, {"arity", std::to_string(o.arity)}});
+      break;
+  }
+  return y;
+}
+
+Value record_converted_layer(Recorder& l, const Converted& o, Value x) {
+  return project_output(l, o, record_converted(l, o, x));
 }
 
 void of_file(const FileFacts& f, std::vector<Setting>* s) {
@@ -188,5 +357,52 @@ const Layer& softmax_attention_layer() {
        {"softmax", "layer", {{"use_rope", ""}, {"rope", ""}}, of_file}});
   return layer;
 }
+
+// The options of projections and positions; O is SoftmaxAttention or derives from it.
+#define LINNET_OF(O, member) (static_cast<decltype(SoftmaxAttention::member) O::*>(&O::member))
+
+const Layer& converted_attention_layer() {
+  using O = Converted;
+  static const Layer layer = make_layer<O, record_converted_layer>(
+      "ConvertedAttention",
+      "docs/convert.md; LoLCATs 2410.10254, Liger 2503.01496, distill 2507.03340, Taylor-Calibrate 2606.16429",
+      Declaration<O>("converted_attention", "softmax",
+                     "softmax attention of a pretrained model with another mechanism between its projections")
+          .equation("y = Wo mechanism(q, k, v); q, k = rotary(norm(W x)) as in softmax_attention")
+          .option("hidden", LINNET_OF(O, hidden), 1, kAnyCount, "channels of x")
+          .option("heads", LINNET_OF(O, heads), 1, kAnyCount, "heads of queries")
+          .option("kv_heads", LINNET_OF(O, kv_heads), 0, kAnyCount, "heads of keys and values, a divisor of heads; 0: as many")
+          .option("key", LINNET_OF(O, key), 0, kAnyCount, "channels of a head's queries and keys; 0: hidden / heads")
+          .option("value", LINNET_OF(O, value), 0, kAnyCount, "channels of a head's values; 0: as key")
+          .option("causal", LINNET_OF(O, causal), "a token sees no later one")
+          .option("bias", LINNET_OF(O, bias), "q, k and v have a bias")
+          .option("out_bias", LINNET_OF(O, out_bias), "the output projection has a bias")
+          .option("rope", LINNET_OF(O, rope), {"none", "half", "interleaved"}, "rotary positions: how channels are paired")
+          .option("rope_base", LINNET_OF(O, rope_base), 1e-300, kAnyReal, "base of the frequencies")
+          .option("rope_dims", LINNET_OF(O, rope_dims), 0, kAnyCount, "channels that turn; 0: all")
+          .option("rope_scaling", LINNET_OF(O, rope_scaling), {"none", "linear", "llama3"}, "of the frequencies")
+          .option("rope_factor", LINNET_OF(O, rope_factor), 1e-300, kAnyReal, "of the scaling")
+          .option("rope_low", LINNET_OF(O, rope_low), 0, kAnyReal, "llama3: low_freq_factor")
+          .option("rope_high", LINNET_OF(O, rope_high), 0, kAnyReal, "llama3: high_freq_factor")
+          .option("rope_length", LINNET_OF(O, rope_length), 1, kAnyCount, "llama3: original length")
+          .option("qk_norm", LINNET_OF(O, qk_norm), {"none", "rms", "rms_plus_one", "layer"}, "norm of each head's q and k")
+          .option("norm_eps", LINNET_OF(O, norm_eps), 0, 1, "of that norm")
+          .option("scale", LINNET_OF(O, scale), -kAnyReal, kAnyReal, "multiplies q.k; default key^-0.5")
+          .option("mechanism", &O::mechanism, {"window", "distill", "hybrid", "gdn", "gla", "monarch", "hierarchical"},
+                  "what stands in softmax's place")
+          .option("window", &O::near, 0, kAnyCount,
+                  "keys that are attended exactly; hybrids, gdn and gla: beside the rest; 0: none")
+          .option("windows", &O::windows, 0, kAnyCount, "mechanism window: one for each head of keys; 0: all keys")
+          .option("sinks", &O::first, 0, kAnyCount, "first keys that are always attended exactly")
+          .option("features", &O::features, 0, kAnyCount, "distill: features of a head; hybrid: half of them; 0: from key")
+          .option("form", &O::form, {"sliding", "terraced"}, "hybrid: the last keys, or the current and the previous block")
+          .option("block", &O::block, 0, kAnyCount, "monarch: tokens of a block; 0: the root of the length")
+          .option("steps", &O::steps, 1, 1000, "monarch: updates of the factors")
+          .option("tie", &O::tie, {"block", "prefix", "row"}, "hierarchical: what is shared")
+          .option("arity", &O::arity, 2, kAnyCount, "hierarchical: children of a node"));
+  return layer;
+}
+
+#undef LINNET_OF
 
 }  // namespace linnet::layers

@@ -91,6 +91,21 @@ Status continuation(const Record& record, const Step& step, Continuation* result
   return {};
 }
 
+CacheBound cache_bound(const Step& step) {
+  CacheBound bound;
+  if (step.kind != StepKind::op || step.op->decode.empty()) return bound;
+  const Op* decode = find_op(step.op->decode);
+  if (decode == nullptr || decode->find_input("k_cache") == nullptr || decode->find_input("lengths") == nullptr) return bound;
+  if (decode->find_option("window") == nullptr || decode->find_option("prefix") == nullptr) return bound;
+  const std::string window = option_of(step, "window"), prefix = option_of(step, "prefix");
+  bound.left = std::atoll(window.c_str());
+  if (!bound.given()) return bound;
+  bound.prefix = std::atoll(prefix.c_str());
+  // A quarter of the window to spare: four keys move for each token.
+  bound.capacity = bound.prefix + bound.left + std::max<int64_t>({kDecodeTokens, 16, bound.left / 4});
+  return bound;
+}
+
 Status decodable(const Record& record) {
   alignas(64) static const char nothing[4096] = {};  // views of one row and one token; only counts are read, and they are 0
   for (size_t i = 0; i < record.steps.size(); ++i) {
@@ -133,7 +148,8 @@ Status state_tensors(const Record& record, int index, int64_t rows, int64_t capa
     const std::string text = option_of(step, option);
     return text.empty() ? int64_t{0} : static_cast<int64_t>(std::atoll(text.c_str()));
   };
-  dims.set("capacity", std::max<int64_t>(capacity, 1), "");
+  const CacheBound bound = cache_bound(step);
+  dims.set("capacity", std::max<int64_t>(bound.given() ? std::min(capacity, bound.capacity) : capacity, 1), "");
   if (step.op->find_option("block") != nullptr && next.op->find_input("q_block") != nullptr) {
     const int64_t block = number("block");
     if (block < 1) return impossible(record.name + ": " + step.name + " needs a fixed block to be continued token by token");

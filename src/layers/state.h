@@ -60,6 +60,15 @@ struct Continuation {
   std::vector<Setting> options;
 };
 Status continuation(const Record& record, const Step& step, Continuation* result);
+// A causal step with a window of keys remembers no more than it can still see: the first `prefix` keys and the last `left`
+// ones, and room for a few more behind them. When its cache is full, the last `left` keys move up to the prefix; the newest
+// keys lie behind each other at any time, so operators see nothing of it. left < 0: the step sees all keys.
+struct CacheBound {
+  int64_t prefix = 0, left = -1, capacity = 0;
+  bool given() const { return left >= 0; }
+};
+CacheBound cache_bound(const Step& step);
+inline constexpr int64_t kDecodeTokens = 4;  // up to so many tokens at once, operators with a state run in their decode form
 // Whether every step that needs a state has one.
 Status decodable(const Record& record);
 // Appends the state tensors of a step for so many rows and tokens; views hold no memory yet.

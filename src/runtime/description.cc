@@ -3,6 +3,7 @@
 #include <cctype>
 
 #include "layers/layer.h"
+#include "runtime/converted.h"
 #include "runtime/families/families.h"
 
 namespace linnet {
@@ -15,9 +16,23 @@ class ModelRecorder {
  public:
   explicit ModelRecorder(const Description& d) : d_(d), l_(d.family) {}
 
+  Status embedding(layers::Record* record) {
+    l_.output(embedded());
+    return l_.finish(record);
+  }
+  Status block(size_t i, layers::Record* record) {
+    const Value x = l_.input("hidden", {kB, kT, d_.hidden});
+    Recorder::Scope scope(l_, "layers." + std::to_string(i));
+    l_.output(block(d_.blocks[i], x));
+    return l_.finish(record);
+  }
+  Status last_norm(layers::Record* record) {
+    l_.output(norm("norm", l_.input("hidden", {kB, kT, d_.hidden})));
+    return l_.finish(record);
+  }
+
   Status body(layers::Record* record) {
-    Value x = d_.image > 0 ? patches() : tokens();
-    if (d_.embed_norm) x = norm("embed_norm", x);
+    Value x = embedded();
     for (size_t i = 0; i < d_.blocks.size() && l_.ok(); ++i) {
       Recorder::Scope scope(l_, "layers." + std::to_string(i));
       x = block(d_.blocks[i], x);
@@ -39,6 +54,11 @@ class ModelRecorder {
   }
 
  private:
+  Value embedded() {
+    const Value x = d_.image > 0 ? patches() : tokens();
+    return d_.embed_norm ? norm("embed_norm", x) : x;
+  }
+
   Value embedding(const char* name, int64_t rows, Value ids) {
     return l_.op("embedding", {{"table", l_.weight(std::string(name) + ".weight", {rows, d_.hidden})}, {"ids", ids}}, {}, name);
   }
@@ -140,6 +160,11 @@ const char* block_order_name(BlockOrder order) {
 
 Status record_body(const Description& d, layers::Record* record) { return ModelRecorder(d).body(record); }
 Status record_head(const Description& d, layers::Record* record) { return ModelRecorder(d).head(record); }
+Status record_embedding(const Description& d, layers::Record* record) { return ModelRecorder(d).embedding(record); }
+Status record_block(const Description& d, size_t block, layers::Record* record) {
+  return ModelRecorder(d).block(block, record);
+}
+Status record_norm(const Description& d, layers::Record* record) { return ModelRecorder(d).last_norm(record); }
 
 const NameRule* find_name(const Description& d, const std::string& ours, std::string* theirs) {
   for (const NameRule& rule : d.names) {
@@ -171,6 +196,7 @@ Status describe_model(Config& config, Description& out) {
     d.family = type;
     family.describe(config, d);
     LINNET_TRY(config.status());
+    if (type != "linnet" && config.given("linnet")) LINNET_TRY(apply_conversion(config, d));
     out = std::move(d);
     return {};
   }

@@ -39,6 +39,7 @@ struct BlockSpec {
   std::string mixer = "softmax_attention";  // a name of layers::find_layer
   std::vector<layers::Setting> options;
   MlpSpec mlp;
+  std::string label;  // what stands in softmax's place in a converted model: "window 512 + 4"
 };
 
 // How a tensor of the model is found in files: `#` stands for the number of a layer, `*` at the end for the rest of the name.
@@ -76,6 +77,11 @@ Status describe_model(Config& config, Description& out);
 Status record_body(const Description& d, layers::Record* record);
 // hidden [B, T, hidden] -> logits [B, T, vocabulary or classes].
 Status record_head(const Description& d, layers::Record* record);
+
+// The same in parts, for whoever looks between the blocks: tokens (or patches) -> x, block i: x -> x, the last norm: x -> x.
+Status record_embedding(const Description& d, layers::Record* record);
+Status record_block(const Description& d, size_t block, layers::Record* record);
+Status record_norm(const Description& d, layers::Record* record);  // only where d.final_norm
 
 // The rule for one of our names, and the name it gives; null when none fits.
 const NameRule* find_name(const Description& d, const std::string& ours, std::string* theirs);

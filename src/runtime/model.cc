@@ -140,14 +140,16 @@ Status Model::Inner::summarize(const std::string& path) {
   if (d.image > 0 ? d.classes > 0 : d.head && !d.tied) s.parameters += head.record().parameter_count();
   if (d.causal) {
     int64_t none = 0, some = 0;
-    LINNET_TRY(layers::state_bytes(body.record(), 1, Dtype::f32, &none));
-    LINNET_TRY(layers::state_bytes(body.record(), 1025, Dtype::f32, &some));
+    // Far behind every window: what grows without end.
+    constexpr int64_t far = int64_t{1} << 24;
+    LINNET_TRY(layers::state_bytes(body.record(), far, Dtype::f32, &none));
+    LINNET_TRY(layers::state_bytes(body.record(), far + 1024, Dtype::f32, &some));
     s.state_per_token = static_cast<double>(some - none) / 1024;
-    s.state_bytes = none - static_cast<int64_t>(s.state_per_token);
+    s.state_bytes = none - static_cast<int64_t>(s.state_per_token * static_cast<double>(far));
   }
   for (size_t i = 0; i < d.blocks.size(); ++i) {
     const BlockSpec& spec = d.blocks[i];
-    ModelSummary::Block block{block_order_name(d.order), spec.mixer, "none"};
+    ModelSummary::Block block{block_order_name(d.order), spec.label.empty() ? spec.mixer : spec.label, "none"};
     if (spec.mlp.kind != MlpSpec::Kind::none) {
       block.mlp =
           (spec.mlp.kind == MlpSpec::Kind::glu ? "glu " : "plain ") + spec.mlp.act + " " + std::to_string(spec.mlp.inner);
@@ -322,15 +324,14 @@ Status Model::embed(const std::vector<int32_t>& tokens, std::vector<float>& out)
   return {};
 }
 
-Status Model::classify(const std::vector<float>& pixels, std::vector<float>& out) const {
-  const Description& d = inner_->d;
+Status Model::Inner::patches_of(const std::vector<float>& pixels, std::vector<float>& patches) const {
   if (d.image == 0) return bad_input(d.family + ": reads tokens, not images");
   if (static_cast<int64_t>(pixels.size()) != d.channels * d.image * d.image) {
     return bad_input(d.family + ": the image has " + std::to_string(pixels.size()) + " numbers, expected " +
                      std::to_string(d.channels) + " x " + std::to_string(d.image) + " x " + std::to_string(d.image));
   }
   const int64_t side = d.image / d.patch, count = side * side + 1, inputs = d.channels * d.patch * d.patch;
-  std::vector<float> patches(static_cast<size_t>(count * inputs));  // the first row, the class token's, stays zero
+  patches.assign(static_cast<size_t>(count * inputs), 0);  // the first row, the class token's, stays zero
   for (int64_t p = 0; p + 1 < count; ++p) {
     float* row = patches.data() + (p + 1) * inputs;
     for (int64_t c = 0; c < d.channels; ++c) {
@@ -340,6 +341,14 @@ Status Model::classify(const std::vector<float>& pixels, std::vector<float>& out
       }
     }
   }
+  return {};
+}
+
+Status Model::classify(const std::vector<float>& pixels, std::vector<float>& out) const {
+  const Description& d = inner_->d;
+  std::vector<float> patches;
+  LINNET_TRY(inner_->patches_of(pixels, patches));
+  const int64_t count = d.context, inputs = d.channels * d.patch * d.patch;
   std::vector<int64_t> positions(static_cast<size_t>(count));
   for (int64_t t = 0; t < count; ++t) positions[static_cast<size_t>(t)] = t;
   std::vector<float> states(static_cast<size_t>(count * d.hidden));

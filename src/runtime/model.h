@@ -35,6 +35,7 @@ struct Model::Inner {
   Status run_body(const std::vector<int32_t>& tokens, int64_t rows, int64_t position, const std::vector<layers::State*>& states,
                   float* hidden);
   Status run_head(const float* hidden, int64_t rows, float* logits);
+  Status patches_of(const std::vector<float>& pixels, std::vector<float>& patches) const;  // rows of an image
 
  private:
   Status read_texts(const std::string& path);  // tokeniser, template, end tokens, pooling

@@ -138,7 +138,9 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
   std::string theirs;
   const NameRule* rule = find_name(d, parameter.name, &theirs);
   if (rule == nullptr) return bad_input(d.family + ": there is no name in files for " + parameter.name);
-  const FileTensor* t = files.find(prefix + theirs);
+  const bool added = theirs.rfind("linnet.", 0) == 0;  // by a conversion: no family's prefix, and never quantised
+  const FileTensor* t = files.find(added ? theirs : prefix + theirs);
+  if (t == nullptr && added) return bad_input(d.family + ": tensor " + json_quote_short(theirs) + " is missing");
   if (t == nullptr && ends_with(theirs, ".weight")) t = files.find(prefix + theirs.substr(0, theirs.size() - 7) + ".gamma");
   if (t == nullptr && ends_with(theirs, ".bias")) t = files.find(prefix + theirs.substr(0, theirs.size() - 5) + ".beta");
   if (t == nullptr && parameter.name == "classifier.weight") t = files.find(theirs);
@@ -172,7 +174,7 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
   const bool matrix = parameter.dense_only && wanted.size() == 2 && !class_row;
   const int64_t columns = wanted.size() == 2 ? wanted[1] : 1;
   const bool table = parameter.name == "embed_tokens.weight" || parameter.name == "lm_head.weight";
-  std::string held = matrix ? kind : "f32";
+  std::string held = matrix && !added ? kind : "f32";
   if (held.empty()) {
     held = t->f64 || t->type == GgufType::f32                       ? "f32"
            : t->type == GgufType::f16                               ? "f16"
@@ -182,7 +184,7 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
   }
   if (held == "q4" && table && t->type != GgufType::q4_0 && t->type != GgufType::q4_1) held = "q8";
   if ((held == "q8" || held == "q4") && columns % kGroup != 0) held = "bf16";
-  if (matrix) bound.kind = held;
+  if (matrix && !added) bound.kind = held;
 
   // As it lies, in the mapped file.
   const int64_t first_row = rule->part * rows;
@@ -376,18 +378,22 @@ Status Weights::load(const WeightFiles& files, const Description& d, const std::
   return {};
 }
 
+Status Weights::bind(layers::Runner& runner, const std::string& name) const {
+  const Bound& bound = *bound_.at(name);
+  if (!bound.quantised) return runner.bind(name, bound.view);
+  layers::Quantised packed = bound.packed;
+  packed.rounding = "int8";
+  return runner.bind(name, packed);
+}
+
 Status Weights::bind(layers::Runner& runner) const {
-  for (const layers::Parameter& parameter : runner.record().parameters) {
-    const Bound& bound = *bound_.at(parameter.name);
-    if (bound.quantised) {
-      layers::Quantised packed = bound.packed;
-      packed.rounding = "int8";
-      LINNET_TRY(runner.bind(parameter.name, packed));
-    } else {
-      LINNET_TRY(runner.bind(parameter.name, bound.view));
-    }
-  }
+  for (const layers::Parameter& parameter : runner.record().parameters) LINNET_TRY(bind(runner, parameter.name));
   return {};
+}
+
+View Weights::view(const std::string& name) const {
+  const auto at = bound_.find(name);
+  return at == bound_.end() || at->second->quantised ? View() : at->second->view;
 }
 
 }  // namespace linnet

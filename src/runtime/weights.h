@@ -59,6 +59,9 @@ class Weights {
   Status load(const WeightFiles& files, const Description& d, const std::vector<const layers::Record*>& records,
               const std::string& kind, Executor& executor);
   Status bind(layers::Runner& runner) const;
+  bool has(const std::string& name) const { return bound_.count(name) != 0; }
+  Status bind(layers::Runner& runner, const std::string& name) const;
+  View view(const std::string& name) const;  // absent where there is none, or where it is quantised
 
   int64_t bytes() const { return bytes_; }
   uint64_t fingerprint() const { return fingerprint_; }
