@@ -1,0 +1,307 @@
+"""What linnet.train learns from: the tasks of linnet.tasks as batches, with their loss and their measures.
+
+    task = Task("mqar", {"length": "64,128", "pairs": "4,8"}, {}, examples=20000, eval_examples=1000, seed=0)
+    inputs, targets, _ = task.split("train", batch=64).step(0)
+
+A comma in an option makes a mixture: one part for each value, batches from one part each. How a model answers is one of four
+kinds: tokens (a class at every labelled position), classes (one for the sequence), compress (all tokens from the last hidden
+state) and series (real numbers in and out).
+"""
+
+import dataclasses
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from . import tasks
+
+IGNORED = -100
+
+
+@dataclasses.dataclass
+class Kind:
+    """A task of linnet.tasks as something to train: which tensors are read, how large the vocabulary is, and its protocols."""
+
+    answer: str = "tokens"  # tokens, classes, compress, series
+    inputs: str = "inputs"
+    targets: str = "targets"
+    probe: str = ""  # the targets of evaluation where they differ
+    vocab: int = 0  # 0: the task's option of that name
+    classes: int = 0
+    pad: int = -1  # a token that pooled features leave out
+    small: dict = dataclasses.field(default_factory=dict)  # settings that minutes of a CPU allow
+    full: dict = dataclasses.field(default_factory=dict)  # the paper's
+
+
+_MAD = {"layers": 2, "width": 128, "norm": "layer", "mlp": "glu", "batch": 128, "lr": 1e-3}
+_MAD_SMALL = {**_MAD, "examples": 12800, "eval_examples": 512, "steps": 400}
+_MAD_FULL = {**_MAD, "examples": 12800, "eval_examples": 1280, "epochs": 200, "dtype": "bf16"}
+KINDS = {
+    "mqar": Kind(
+        targets="labels",
+        small={"length": 64, "pairs": 4, "vocab": 256, "mlp": "none", "examples": 20000, "steps": 600, "lr": 3e-3, "width": 64},
+        full={"length": "64,128,256,256,256", "pairs": "4,8,16,32,64", "examples": "100000,20000,20000,20000,20000",
+              "eval.length": "64,64,64,128,256,512,1024", "eval.pairs": "4,8,16,32,64,128,256", "vocab": 8192,
+              "random_filler": 1, "batch": 256, "epochs": 32, "mlp": "none", "eval_examples": 1000, "stop_at": 0.99},
+    ),
+    "recall": Kind(targets="next", probe="probe", small=_MAD_SMALL, full=_MAD_FULL),
+    "noisy_recall": Kind(targets="next", probe="probe", small=_MAD_SMALL, full=_MAD_FULL),
+    "fuzzy_recall": Kind(targets="next", probe="probe", small=_MAD_SMALL, full=_MAD_FULL),
+    "memorisation": Kind(small={**_MAD_SMALL, "examples": 256}, full={**_MAD_FULL, "examples": 256}),
+    "compression": Kind(answer="compress", targets="inputs", small=_MAD_SMALL, full=_MAD_FULL),
+    "selective_copy": Kind(small=_MAD_SMALL, full=_MAD_FULL),
+    "listops": Kind(
+        answer="classes", inputs="ids", targets="value", vocab=17, classes=10, pad=0,
+        small={"min_length": 5, "max_length": 60, "max_depth": 5, "max_args": 5, "mlp": "glu", "examples": 20000, "steps": 1000},
+        full={"examples": 96000, "eval_examples": 2000, "width": 512, "layers": 4, "heads": 8, "batch": 32, "steps": 5000, "mlp": "plain", "expand": 2.0},
+    ),
+    "regbench": Kind(
+        vocab=20,
+        small={"examples": 2000, "eval_examples": 100, "words": 10, "max_word": 20, "mlp": "glu", "batch": 32, "steps": 500},
+        full={"examples": 5000, "eval_examples": 500, "layers": 8, "width": 128, "heads": 2, "mlp": "glu", "batch": 32, "epochs": 200, "lr": 5e-4},
+    ),
+    "pathfinder": Kind(
+        answer="classes", inputs="pixels", targets="label", vocab=256, classes=2,
+        small={"examples": 4000, "size": 16, "dashes": 5, "distractors": 2, "mlp": "glu", "steps": 500},
+        full={"examples": 160000, "eval_examples": 20000, "layers": 4, "mlp": "glu", "epochs": 50},
+    ),
+    "images": Kind(
+        answer="classes", inputs="pixels", targets="label", vocab=256, classes=10,
+        small={"examples": 10000, "mlp": "glu", "steps": 500}, full={"examples": 60000, "eval_examples": 10000, "layers": 4, "mlp": "glu", "epochs": 50},
+    ),
+    "text": Kind(
+        vocab=256,
+        small={"length": 128, "layers": 2, "mlp": "glu", "batch": 16, "steps": 300, "eval_examples": 64},
+        full={"length": 512, "layers": 4, "width": 256, "heads": 4, "mlp": "glu", "batch": 32, "steps": 5000, "warmup": 200, "eval_examples": 2000},
+    ),
+    "documents": Kind(answer="classes", targets="label", vocab=256, classes=2, small={"length": 256, "examples": 4000, "mlp": "glu"},
+                      full={"length": 1000, "examples": 20000, "layers": 4, "width": 256, "heads": 4, "mlp": "plain", "steps": 20000}),
+    "forecast": Kind(answer="series", small={"mlp": "glu", "batch": 32, "steps": 300, "lr": 1e-3}, full={"mlp": "glu", "batch": 32, "epochs": 10, "lr": 1e-3}),
+}  # fmt: skip
+
+
+def declared_options(name):
+    """The options that a user may set: not those that the loop itself decides."""
+    own = {"split", "examples", "independent", "cut", "text", "seed"}
+    return {option["name"]: option for option in tasks.DECLARATIONS[name]["options"] if option["name"] not in own}
+
+
+@dataclasses.dataclass
+class Part:
+    """Examples of one shape: inputs [N, T], targets [N, T] or [N], and what a measure needs beside them."""
+
+    label: str
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    extra: torch.Tensor | None = None
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def take(self, index):
+        def of(tensor):
+            taken = tensor[index]
+            return taken if taken.is_floating_point() else taken.long()
+
+        return of(self.inputs), of(self.targets), None if self.extra is None else of(self.extra)
+
+
+class Parts(list):
+    """The parts of a split. Which examples step s sees follows from seed and s alone: a run can go on from any step."""
+
+    def __init__(self, parts, batch=0, seed=0):
+        super().__init__(parts)
+        self.batch, self.seed, self._epoch, self._order = batch, seed, -1, []
+        self.per_epoch = sum(len(part) // batch for part in self) if batch else 0
+
+    def step(self, step):
+        epoch, place = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            chance = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+            order = []
+            for part in self:
+                mixed = torch.randperm(len(part), generator=chance)
+                order += [(part, mixed[i : i + self.batch]) for i in range(0, len(part) - self.batch + 1, self.batch)]
+            self._order = [order[i] for i in torch.randperm(len(order), generator=chance)]
+            self._epoch = epoch
+        part, index = self._order[place]
+        return part.take(index)
+
+
+def _smallest(tensor):
+    """Tokens in as few bytes as they need: a text of 100 MB stays one of 100 MB."""
+    if tensor.is_floating_point():
+        return tensor.float()
+    low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 0)
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        limits = torch.iinfo(dtype)
+        if limits.min <= low and high <= limits.max:
+            return tensor.to(dtype)
+    return tensor
+
+
+class Task:
+    """A task by its name with its options (texts); eval_options replace some of them where it is evaluated."""
+
+    def __init__(self, name, options, eval_options, *, examples, eval_examples, seed):
+        self.name, self.kind, self.seed = name, KINDS[name], seed
+        self.options, self.eval_options = options, eval_options
+        self.examples, self.eval_examples = str(examples), str(eval_examples)
+        self.drawn = any(option["name"] == "examples" for option in tasks.DECLARATIONS[name]["options"])
+        self.parts = {}
+
+    @property
+    def vocab(self):
+        if self.kind.vocab or self.kind.answer == "series":
+            return self.kind.vocab
+        default = next(option["default"] for option in tasks.DECLARATIONS[self.name]["options"] if option["name"] == "vocab")
+        return max(int(text) for text in str(self.options.get("vocab", default)).split(","))
+
+    @property
+    def measures(self):
+        """Names of the sums that the model returns behind the loss, and which of them is the score: the larger the better."""
+        if self.kind.answer == "series":
+            return ["mse", "mae"], "mse", -1
+        if self.name == "text":
+            return ["bits_per_byte", "accuracy"], "bits_per_byte", -1
+        return (["loss", "accuracy", "distance"] if self.name == "regbench" else ["loss", "accuracy"]), "accuracy", 1
+
+    def split(self, split, batch=0):
+        if split not in self.parts:
+            options = dict(self.options)
+            if split != "train":
+                options.update(self.eval_options)
+            listed = {key: str(value).split(",") for key, value in options.items() if "," in str(value)}
+            count = max([len(values) for values in listed.values()], default=1)
+            for key, values in listed.items():
+                if len(values) != count:
+                    raise ValueError(f"{key} has {len(values)} values, but the mixture has {count} parts")
+            counts = (self.examples if split == "train" else self.eval_examples).split(",")
+            if len(counts) not in (1, count):
+                raise ValueError(f"examples has {len(counts)} values, but the mixture has {count} parts")
+            parts = []
+            for i in range(count):
+                chosen = {key: listed[key][i] if key in listed else value for key, value in options.items()}
+                label = " ".join(f"{key}={listed[key][i]}" for key in listed)
+                parts.append(self._make(split, chosen, int(counts[i % len(counts)]), label))
+            self.parts[split] = Parts(parts, batch if split == "train" else 0, self.seed)
+        return self.parts[split]
+
+    def _make(self, split, options, examples, label):
+        kind = self.kind
+        if self.name == "forecast":
+            made = tasks.make(self.name, **options, split=split, cut=True, **({} if options.get("path") else {"seed": self.seed}))
+            # Channels are series of their own that share the model: [windows, L, C] -> [windows C, L].
+            inputs, targets = (x.transpose(1, 2).flatten(0, 1).float() for x in (made.inputs, made.targets))
+            return Part(label, *self._some(split, examples, inputs, targets))
+        if self.name == "images":
+            return self._images(split, options, examples, label)
+        # One running stream for each split. With independent streams example j of validation (seed + 1 + j) would be example
+        # j + 1 of training.
+        drawn = {"examples": examples, "seed": self.seed} if self.drawn else {}
+        made = tasks.make(self.name, **options, split=split, **drawn)
+        inputs = _smallest(getattr(made, kind.inputs))
+        targets = _smallest(getattr(made, kind.probe if kind.probe and split != "train" else kind.targets))
+        extra = made.legal.to(torch.uint8) if self.name == "regbench" and split != "train" else None
+        if not self.drawn:
+            inputs, targets = self._some(split, examples, inputs, targets)
+        return Part(label, inputs, targets, extra)
+
+    def _some(self, split, examples, *tensors):
+        """Of a file all windows are for training; of the others as many as asked for, evenly taken."""
+        count = len(tensors[0])
+        if split == "train" or examples >= count:
+            return tensors
+        index = torch.arange(examples) * count // examples
+        return tuple(tensor[index] for tensor in tensors)
+
+    def _images(self, split, options, examples, label):
+        """Without files of their own, the last tenths of the images are for validation and test."""
+        made = tasks.make(self.name, **options)
+        pixels, labels = made.pixels, _smallest(made.label)
+        if split == "train" or not self.eval_options:
+            tenth = len(pixels) // 10
+            ends = {"train": (0, len(pixels) - (0 if self.eval_options else 2 * tenth)), "valid": (len(pixels) - 2 * tenth, len(pixels) - tenth),
+                    "test": (len(pixels) - tenth, len(pixels))}  # fmt: skip
+            pixels, labels = (x[slice(*ends[split])] for x in (pixels, labels))
+        if split == "train":
+            return Part(label, pixels[:examples], labels[:examples])
+        return Part(label, *self._some(split, examples, pixels, labels))
+
+
+class Answer(nn.Module):
+    """A model with the head and the loss of a task. forward gives sums over the examples: the loss, then the task's measures."""
+
+    def __init__(self, task, body, width, horizon=0):
+        super().__init__()
+        self.kind, self.is_regbench = task.kind, task.name == "regbench"
+        self.model = body
+        match task.kind.answer:
+            case "classes":
+                self.head = nn.Linear(width, task.kind.classes)
+            case "series":
+                self.value = nn.Linear(1, width)
+                self.head = nn.Linear(width, horizon)
+                nn.init.zeros_(self.head.weight)  # begins as repeating the last value
+                nn.init.zeros_(self.head.bias)
+            case "compress":  # MAD's decoder: the last hidden state, with a sinusoid for each position
+                steps = [(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(2)]
+                self.decoder = nn.Sequential(*steps[0], *steps[1], nn.LayerNorm(width), nn.Linear(width, task.vocab))
+
+    def forward(self, inputs, targets, extra=None):
+        return getattr(self, "_" + self.kind.answer)(inputs, targets, extra)
+
+    def _tokens(self, inputs, targets, extra):
+        hidden = self.model.hidden(inputs)
+        asked = targets != IGNORED
+        if not asked.all():  # the vocabulary is wide: logits only where something is asked
+            hidden, targets = hidden[asked], targets[asked]
+        logits = self.model.logits(hidden).float().flatten(0, -2)
+        targets = targets.flatten()
+        loss = F.cross_entropy(logits, targets, reduction="sum")
+        best = logits.argmax(-1)
+        if not self.is_regbench or extra is None:
+            return loss, _sums(loss, best == targets, *([] if not self.is_regbench else [torch.zeros_like(loss)]))
+        # extra [B, T, 18]: the symbols that may stand at a position; the target of position t stands at t + 1.
+        legal = F.pad(extra[:, 1:], (0, 2, 0, 1))[asked].float()
+        distance = (logits.softmax(-1) - legal / legal.sum(-1, keepdim=True)).abs().sum() / 2
+        return loss, _sums(loss, legal.gather(-1, best[:, None]) > 0, distance)
+
+    def _classes(self, inputs, targets, extra):
+        hidden = self.model.hidden(inputs)
+        counts = torch.ones_like(inputs, dtype=hidden.dtype) if self.kind.pad < 0 else (inputs != self.kind.pad).to(hidden.dtype)
+        pooled = (hidden * counts[..., None]).sum(1) / counts.sum(1, keepdim=True)
+        logits = self.head(pooled).float()
+        loss = F.cross_entropy(logits, targets, reduction="sum")
+        return loss, _sums(loss, logits.argmax(-1) == targets)
+
+    def _compress(self, inputs, targets, extra):
+        last = self.model.hidden(inputs)[:, -1:]
+        logits = self.decoder(last + sinusoids(inputs.shape[1], last.shape[-1], last.device)).float()
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return loss, _sums(loss, logits.argmax(-1) == targets)
+
+    def _series(self, inputs, targets, extra):
+        level = inputs[:, -1:]  # NLinear's idea: what is learned is the change
+        hidden = self.value((inputs - level)[..., None])
+        for block in self.model.layers:
+            hidden = block(hidden)
+        hidden = self.model.norm(hidden)
+        error = (self.head(hidden[:, -1]).float() + level) - targets
+        loss = error.square().sum()
+        return loss, _sums(loss, error.abs())
+
+    def count(self, targets):
+        """How many numbers the sums of forward are over."""
+        return int((targets != IGNORED).sum()) if self.kind.answer == "tokens" else targets.numel()
+
+
+def _sums(loss, *others):
+    return torch.stack([loss.detach().double(), *(other.detach().double().sum() for other in others)])
+
+
+def sinusoids(length, width, device):
+    angle = torch.arange(length, device=device)[:, None] * torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(10000) / width))
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width]

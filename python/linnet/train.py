@@ -1,0 +1,571 @@
+"""Trains a model of any layer on a task, and writes down how it went.
+
+    python -m linnet.train mqar --layer gated_deltanet --set width=128 pairs=8      or: linnet train mqar ...
+    python -m linnet.train mqar --layer gated_deltanet --full                      # the paper's protocol
+    python -m linnet.train --config run.toml                                       # the same names, one `name = value` a line
+    torchrun --nproc_per_node 2 -m linnet.train text --set path=enwik8.gz parallel=fsdp
+
+A run is a folder (--out, otherwise runs/TASK-LAYER): settings.json, metrics.jsonl (a line per log and per evaluation), checkpoints/,
+result.json. The same command goes on where a killed one stopped, with the same numbers. `linnet report RUN ...` draws the page.
+Exit codes: 0 done, 1 the loss is no number any more, 2 bad input, 3 not possible here.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import json
+import math
+import os
+import pathlib
+import re
+import signal
+import sys
+import time
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # matrix products on a GPU that repeat bit for bit
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import linnet.nn
+
+from ._checkpoints import Checkpoints
+from ._records import LAYERS, record
+from ._train_tasks import KINDS, Answer, Task, declared_options
+
+
+@dataclasses.dataclass
+class Settings:
+    """What can be set by --set name=value, beside the options of the task and of the layer."""
+
+    task: str = ""
+    layer: str = "gated_deltanet"  # a name of `linnet list --layers`; several with commas take turns: a hybrid
+    layers: int = 2  # blocks
+    width: int = 128  # channels between blocks
+    heads: int = 0  # of layers that have heads; 0: one per 64 channels
+    mlp: str = "none"  # behind each mixer: none, plain, glu
+    expand: float = 2.0  # inner channels of the MLP / width
+    norm: str = "rms"  # rms or layer
+    positions: int = 0  # rows of a table of learned positions; 0: none
+    tie: bool = True  # the head is the table of embeddings
+    examples: str = "20000"  # training sequences of generated tasks
+    eval_examples: str = "1000"  # of validation and of test
+    batch: int = 64  # sequences of a step
+    accumulate: int = 1  # pieces in which a step's batch goes through the model
+    steps: int = 1000
+    epochs: int = 0  # instead of steps
+    lr: float = 1e-3
+    warmup: int = 50  # steps from 0 to lr
+    final_lr: float = 0.1  # where the cosine ends, as a share of lr
+    weight_decay: float = 0.1  # of matrices; vectors have none
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip: float = 1.0  # largest norm of the gradient; 0: none
+    dtype: str = "f32"  # of the products: f32 or bf16 (weights and optimiser stay f32)
+    device: str = "auto"  # cpu, cuda, or auto: a GPU where there is one
+    compile: bool = False  # torch.compile
+    threads: int = 0  # 0: torch's choice
+    seed: int = 0
+    log_every: int = 10
+    eval_every: int = 100
+    checkpoint_every: int = 100
+    stop_at: float = 0.0  # stop when an evaluation reaches this score; 0: never
+    parallel: str = "ddp"  # under torchrun: ddp, fsdp, or sequence (each process holds a part of every sequence)
+    task_options: dict = dataclasses.field(default_factory=dict)
+    eval_options: dict = dataclasses.field(default_factory=dict)
+    layer_options: dict = dataclasses.field(default_factory=dict)
+
+
+CHOICES = {"mlp": ("none", "plain", "glu"), "norm": ("rms", "layer"), "dtype": ("f32", "bf16"), "device": ("auto", "cpu", "cuda"),
+           "parallel": ("ddp", "fsdp", "sequence")}  # fmt: skip
+# A layer whose own defaults are those of a large model gets sizes that fit the width.
+FITTING = {
+    "gated_deltanet": lambda width, heads: {"key": width // heads, "value": width // heads},
+    "kda": lambda width, heads: {"key": width // heads, "value": width // heads},
+    "mamba2": lambda width, heads: {"head": math.gcd(64, 2 * width), "state": min(64, width)},
+}
+
+
+def hint(word, known):
+    starting = [name for name in known if name.startswith(word)] or difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {starting[0]!r}?" if starting else f"; there are {', '.join(known)}"
+
+
+def assign(settings, name, value):
+    """One `name=value`: a setting, else an option of the task, else of the layer; task., eval. and layer. say which."""
+    fields = {field.name: field for field in dataclasses.fields(Settings) if not field.name.endswith("_options")}
+    task = {} if not settings.task else declared_options(settings.task)
+    layer = {option["name"]: option for each in settings.layer.split(",") for option in LAYERS[each]["options"]}
+    where, dot, rest = name.partition(".")
+    if dot and where in ("task", "eval", "layer"):
+        options = layer if where == "layer" else task
+        if rest not in options:
+            raise ValueError(f"{settings.layer if where == 'layer' else settings.task} has no option {rest!r}{hint(rest, list(options))}")
+        getattr(settings, where + "_options")[rest] = str(value)
+    elif name in fields:
+        setattr(settings, name, typed(name, fields[name].type, value))
+    elif name in task:
+        settings.task_options[name] = str(value)
+    elif name in layer:
+        settings.layer_options[name] = str(value)
+    else:
+        near = difflib.get_close_matches(name, [*fields, *task, *layer], 1)
+        raise ValueError(f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "; linnet train --help lists them"))
+
+
+def typed(name, kind, value):
+    if name in CHOICES and value not in CHOICES[name]:
+        raise ValueError(f"{name} is {value!r}, expected {', '.join(CHOICES[name])}")
+    if kind is bool:
+        words = {"1": True, "true": True, "True": True, "0": False, "false": False, "False": False}
+        if str(value) not in words:
+            raise ValueError(f"{name} is {value!r}, expected 0 or 1")
+        return words[str(value)]
+    try:
+        number = kind(value)
+    except ValueError:
+        raise ValueError(f"{name} is {value!r}, expected {'a whole number' if kind is int else 'a number'}") from None
+    least = 1 if name in ("layers", "width", "batch", "accumulate", "steps", "log_every", "eval_every", "checkpoint_every") else 0
+    if (kind is int and not least <= number < 2**53) or (kind is float and not 0 <= number < math.inf):
+        raise ValueError(f"{name} is {value}, expected at least {least}")
+    return number
+
+
+def read_settings(args):
+    """Defaults, then the task's protocol, then the TOML file, then --set."""
+    given = []
+    if args.config:
+        import tomllib  # Python 3.11
+
+        try:
+            given += list(tomllib.loads(pathlib.Path(args.config).read_text()).items())
+        except (OSError, tomllib.TOMLDecodeError) as problem:
+            raise ValueError(f"{args.config}: {problem}") from None
+    for words in args.set or []:
+        for word in words:
+            name, equals, value = word.partition("=")
+            if not equals:
+                raise ValueError(f"--set {word}: expected name=value")
+            given.append((name, value))
+    settings, first = Settings(), dict(given)
+    settings.task = args.task or first.pop("task", "")
+    settings.layer = args.layer or first.pop("layer", settings.layer)
+    if settings.task not in KINDS:
+        raise ValueError(f"there is no task {settings.task!r}{hint(settings.task, list(KINDS))}" if settings.task else f"which task? There are {', '.join(KINDS)}")
+    for each in settings.layer.split(","):
+        if each not in LAYERS:
+            raise ValueError(f"there is no layer {each!r}{hint(each, list(LAYERS))}")
+    for name, value in (KINDS[settings.task].full if args.full else KINDS[settings.task].small).items():
+        assign(settings, name, value)
+    for name, value in given:
+        if name not in ("task", "layer"):
+            assign(settings, name, value)
+    return settings
+
+
+def model_config(settings, task):
+    """config.json of the model, as linnet.nn.Model and the C++ runtime read it."""
+    heads = settings.heads or max(1, settings.width // 64)
+    blocks = []
+    for each in settings.layer.split(","):
+        declared = {option["name"]: option for option in LAYERS[each]["options"]}
+        options = {"heads": heads} if "heads" in declared else {}
+        options.update(FITTING.get(each, lambda *_: {})(settings.width, heads))
+        if "causal" in declared and task.kind.answer == "tokens":
+            options["causal"] = 1
+        options.update({name: text for name, text in settings.layer_options.items() if name in declared})
+        record(each, {"hidden": settings.width, **options})  # its sentence, where they do not fit
+        mlp = {"mlp": settings.mlp} if settings.mlp == "none" else {"mlp": settings.mlp, "intermediate_size": int(settings.expand * settings.width)}
+        blocks.append({"mixer": each, "options": options, **mlp})
+    return {
+        "model_type": "linnet", "vocab_size": max(task.vocab, 1), "hidden_size": settings.width, "tie_word_embeddings": settings.tie,
+        "linnet": {"norm": settings.norm, "norm_eps": 1e-5, "positions": settings.positions,
+                   "layers": [blocks[i % len(blocks)] for i in range(settings.layers)]},
+    }  # fmt: skip
+
+
+def state_bytes(model, length):
+    """What the model keeps to decode, in bytes at f32, after `length` tokens; None where a layer cannot decode."""
+    total = 0
+    for block in model.layers:
+        made = block.self_attn._record()
+        if not made["decode"]:
+            return None
+        window = block.self_attn.options.get("window", (-1, -1))
+        kept = min(length, window[0] + 1) if isinstance(window, tuple) and window and window[0] >= 0 else length
+        for state in made["states"]:
+            if state["dtype"] not in ("i32", "i64"):
+                total += 4 * math.prod({"B": 1, "capacity": kept}.get(size, size) for size in state["shape"])
+    return total
+
+
+class Run:
+    """One training run: what the loop below needs, made from the settings."""
+
+    def __init__(self, settings, folder):
+        self.settings, self.folder = s, _ = settings, pathlib.Path(folder)
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.device = torch.device("cuda" if s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available()) else "cpu")
+        if self.device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise RuntimeError("device is cuda, but torch sees no GPU here")
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        if s.threads:
+            torch.set_num_threads(s.threads)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.manual_seed(s.seed)
+        self.task = Task(s.task, s.task_options, s.eval_options, examples=s.examples, eval_examples=s.eval_examples, seed=s.seed)
+        self.train = self.task.split("train", s.batch)
+        for split in ("valid", "test"):
+            self.task.split(split)  # what is wrong with them is told before the work
+        pieces = s.accumulate * (1 if s.parallel == "sequence" else self.world)
+        if s.batch % pieces:
+            raise ValueError(f"batch is {s.batch}, expected a multiple of {pieces} (accumulate times processes)")
+        if not self.train.per_epoch:
+            raise ValueError(f"batch is {s.batch}, but the task has {max(map(len, self.train))} training sequences")
+        self.steps = s.epochs * self.train.per_epoch or s.steps
+        self.config = model_config(s, self.task)
+        model = linnet.nn.Model(self.config)
+        self.length = max(part.inputs.shape[1] for part in self.train)
+        self.state_bytes = state_bytes(model, self.length)
+        horizon = self.train[0].targets.shape[1] if self.task.kind.answer == "series" else 0
+        self.net = self.plain = Answer(self.task, model, s.width, horizon).to(self.device)
+        self.parameters = sum(parameter.numel() for parameter in self.net.parameters())
+        if self.world > 1:
+            self.distribute()
+        elif s.compile:
+            self.net = torch.compile(self.net)
+        decayed = [p for p in self.plain.parameters() if p.requires_grad and p.dim() >= 2]
+        others = [p for p in self.plain.parameters() if p.requires_grad and p.dim() < 2]
+        groups = [{"params": decayed, "weight_decay": s.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=s.lr, betas=(s.beta1, s.beta2))
+        self.checkpoints = Checkpoints(self.folder)
+        self.step, self.seconds, self.best, self.best_step, self.last_score = 0, 0.0, None, 0, None
+
+    # --- several processes -------------------------------------------------------------------------------------------------
+
+    def distribute(self):
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+        if self.settings.parallel == "ddp":
+            self.net = nn.parallel.DistributedDataParallel(self.plain)
+        elif self.settings.parallel == "fsdp":
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = dist.device_mesh.init_device_mesh(self.device.type, (self.world,))
+            for block in self.plain.model.layers:
+                fully_shard(block, mesh=mesh)
+            fully_shard(self.plain, mesh=mesh)
+        else:
+            from .parallel import split_sequence
+
+            if self.task.kind.answer != "tokens":
+                raise ValueError(f"parallel=sequence needs a task that answers at every token, and {self.task.name} does not")
+            split_sequence(self.plain.model)
+
+    @property
+    def splits_sequence(self):
+        return self.world > 1 and self.settings.parallel == "sequence"
+
+    def mine(self, batch, piece):
+        """This process's share of a piece of the batch: sequences, or tokens of all of them."""
+        rows = len(batch[0]) // self.settings.accumulate
+        batch = [None if each is None else each[piece * rows : (piece + 1) * rows] for each in batch]
+        return self.tokens(batch) if self.splits_sequence else [
+            None if each is None else each[self.rank * rows // self.world : (self.rank + 1) * rows // self.world] for each in batch
+        ]  # fmt: skip
+
+    def tokens(self, batch):
+        """This process's tokens of every sequence."""
+        length = batch[0].shape[1]
+        if length % self.world:
+            raise ValueError(f"sequences have {length} tokens, which {self.world} processes cannot share evenly")
+        own = slice(self.rank * length // self.world, (self.rank + 1) * length // self.world)
+        return [None if each is None else each[:, own] for each in batch]
+
+    def state(self, load=None):
+        """Weights and optimiser as whole tensors by name, however they are spread; `load` puts them back."""
+        from torch.distributed.checkpoint import state_dict as by_name
+
+        options = by_name.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        if load is None:
+            return by_name.get_state_dict(self.plain, self.optimizer, options=options)
+        by_name.set_state_dict(self.plain, self.optimizer, model_state_dict=load[0], optim_state_dict=load[1], options=options)
+
+    # --- one step ----------------------------------------------------------------------------------------------------------
+
+    def rate(self, step):
+        s = self.settings
+        if step < s.warmup:
+            return s.lr * (step + 1) / s.warmup
+        along = min(1.0, (step - s.warmup) / max(1, self.steps - s.warmup))
+        return s.lr * (s.final_lr + (1 - s.final_lr) * 0.5 * (1 + math.cos(math.pi * along)))
+
+    def autocast(self):
+        return torch.autocast(self.device.type, torch.bfloat16) if self.settings.dtype == "bf16" else contextlib.nullcontext()
+
+    def forward(self, net, batch):
+        with self.autocast():
+            return net(*(None if each is None else each.to(self.device) for each in batch))
+
+    def train_step(self):
+        """Loss, measures and gradient norm of the whole batch, whoever computed them."""
+        batch, sums = self.train.step(self.step), 0
+        count = self.plain.count(batch[1])
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(self.step)
+        for piece in range(self.settings.accumulate):
+            last = piece + 1 == self.settings.accumulate
+            later = self.net.no_sync() if isinstance(self.net, nn.parallel.DistributedDataParallel) and not last else contextlib.nullcontext()
+            with later:
+                loss, part = self.forward(self.net, self.mine(batch, piece))
+                # ddp and fsdp take the mean over processes, so each counts for the share that it has of all.
+                (loss * (1 if self.splits_sequence else self.world) / max(count, 1)).backward()
+            sums = sums + part
+        if self.world > 1:
+            dist.all_reduce(sums)
+        if self.splits_sequence:
+            for parameter in self.plain.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+        norm = nn.utils.clip_grad_norm_(self.plain.parameters(), self.settings.clip or math.inf)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return self.named(sums, count), float(norm)
+
+    def named(self, sums, count):
+        names, values = self.task.measures[0], (sums / max(count, 1)).tolist()
+        return {name: value / math.log(2) if name == "bits_per_byte" else value for name, value in zip(names, values)}
+
+    @torch.no_grad()
+    def evaluate(self, split):
+        """Measures over a split, the mean of its parts, and each part where there are several. Every process sees all of it."""
+        self.plain.eval()
+        parts = []
+        for part in self.task.split(split):
+            sums = count = 0
+            for begin in range(0, len(part), self.settings.batch):
+                batch = part.take(slice(begin, begin + self.settings.batch))
+                count += self.plain.count(batch[1])
+                sums = sums + self.forward(self.plain, self.tokens(batch) if self.splits_sequence else batch)[1]
+            if self.splits_sequence:
+                dist.all_reduce(sums)
+            parts.append(self.named(sums, count))
+        self.plain.train()
+        mean = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
+        if len(parts) > 1:
+            mean["parts"] = [{"part": part.label, **values} for part, values in zip(self.task.split(split), parts)]
+        return mean
+
+    # --- the folder --------------------------------------------------------------------------------------------------------
+
+    def open(self):
+        """Makes the folder, or goes on with the run that is in it."""
+        mine = dataclasses.asdict(self.settings)
+        path = self.folder / "settings.json"
+        if path.exists():
+            try:
+                theirs = json.loads(path.read_text())
+                other = [name for name in mine if theirs[name] != mine[name]]
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"{path} is not what linnet train wrote; choose another --out") from None
+            if other:
+                was, now = (json.dumps(each[other[0]]) for each in (theirs, mine))
+                raise ValueError(f"{self.folder} holds another run: {other[0]} is {was} there and {now} here; choose another --out")
+        elif self.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(mine, indent=2) + "\n")
+        if self.world > 1:
+            dist.barrier()
+        steps = self.checkpoints.steps()
+        if steps:
+            model, trainer = self.checkpoints.load(steps[-1])
+            weights = {**{"model." + name: tensor for name, tensor in model.items()}, **trainer["head"]}
+            self.state(load=(weights, trainer["optimizer"]))
+            self.step, self.seconds = trainer["step"], trainer["seconds"]
+            self.best, self.best_step, self.last_score = trainer["best"], trainer["best_step"], trainer["last_score"]
+        if self.rank == 0:
+            lines = self.folder / "metrics.jsonl"
+            kept = [] if not lines.exists() else [text for text in lines.read_text().splitlines(True) if is_before(text, self.step)]
+            write_whole(lines, "".join(kept))  # what came behind the checkpoint is computed again
+            self.metrics = open(lines, "a")
+
+    def write(self, **line):
+        if self.rank == 0:
+            self.metrics.write(json.dumps({"step": self.step, **line}) + "\n")
+            self.metrics.flush()
+
+    def save(self):
+        weights, optimizer = self.state()
+        if self.rank == 0:
+            os.fsync(self.metrics.fileno())
+            model = {name.removeprefix("model."): tensor for name, tensor in weights.items() if name.startswith("model.")}
+            head = {name: tensor for name, tensor in weights.items() if not name.startswith("model.")}
+            trainer = {"head": head, "optimizer": optimizer, "step": self.step, "seconds": self.seconds, "best": self.best,
+                       "best_step": self.best_step, "last_score": self.last_score}  # fmt: skip
+            self.checkpoints.save(self.step, model, self.config if self.task.vocab else None, trainer, self.best_step)
+        if self.world > 1:
+            dist.barrier()
+
+
+def write_whole(path, text):
+    """The file appears complete or not at all."""
+    temporary = path.with_name(path.name + ".unfinished")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def is_before(text, step):
+    try:
+        return text.endswith("\n") and json.loads(text)["step"] <= step
+    except (ValueError, KeyError, TypeError):
+        return False  # the line that a kill cut off
+
+
+class Progress:
+    """One line on a terminal: how far, how fast, how long."""
+
+    def __init__(self, run):
+        self.run, self.first, self.start, self.shown = run, run.step, time.monotonic(), 0.0
+        self.on = run.rank == 0 and sys.stderr.isatty()
+
+    def show(self, measures):
+        now = time.monotonic()
+        if not self.on or now - self.shown < 0.2:
+            return
+        self.shown, done = now, self.run.step - self.first
+        speed = done / max(now - self.start, 1e-9)
+        left = (self.run.steps - self.run.step) / max(speed, 1e-9)
+        values = ", ".join(f"{name} {value:.4g}" for name, value in measures.items())
+        print(f"\r\033[Kstep {self.run.step} of {self.run.steps}: {values}; {speed:.3g} steps/s, {left:.0f} s left", end="", file=sys.stderr)
+
+    def clear(self):
+        if self.on:
+            print("\r\033[K", end="", file=sys.stderr)
+
+
+def train(run, say=print):
+    """The loop. Returns the result, which result.json holds too."""
+    s = run.settings
+    names, score, sign = run.task.measures
+    run.open()
+    say(f"{s.task}: {s.layer}, {run.parameters} parameters, {run.length} tokens, {run.steps} steps of {s.batch}"
+        + (f", from step {run.step}" if run.step else ""))  # fmt: skip
+    progress, before = Progress(run), run.seconds
+    start = time.monotonic()
+    done = run.step >= run.steps or (s.stop_at and run.last_score is not None and sign * run.last_score >= sign * s.stop_at)
+    while not done:
+        measures, norm = run.train_step()
+        run.step += 1
+        run.seconds = before + time.monotonic() - start
+        if not all(math.isfinite(value) for value in [*measures.values(), norm]):
+            progress.clear()
+            raise ArithmeticError(f"at step {run.step} the {names[0]} is {measures[names[0]]} and the gradient's norm {norm}: try a smaller lr than {s.lr}")
+        progress.show(measures)
+        if run.step % s.log_every == 0 or run.step == 1:
+            run.write(split="train", **measures, lr=run.rate(run.step - 1), norm=norm, seconds=run.seconds, tokens=run.step * s.batch * run.length)
+        done = run.step >= run.steps
+        if run.step % s.eval_every == 0 or done:
+            values = run.evaluate("valid")
+            run.last_score = values[score]
+            if run.best is None or sign * run.last_score > sign * run.best:
+                run.best, run.best_step = run.last_score, run.step
+            run.write(split="valid", **values, seconds=run.seconds)
+            progress.clear()
+            say(f"step {run.step}: " + ", ".join(f"{name} {values[name]:.4f}" for name in names) + f"; {run.seconds:.1f} s")
+            done = done or (s.stop_at > 0 and sign * run.last_score >= sign * s.stop_at)
+        if run.step % s.checkpoint_every == 0 or done or run.best_step == run.step:
+            run.save()
+    progress.clear()
+    test = run.evaluate("test")
+    result = {
+        "task": s.task, "layer": s.layer, "parameters": run.parameters, "state_bytes": run.state_bytes, "length": run.length,
+        "steps": run.step, "seconds": run.seconds, "tokens": run.step * s.batch * run.length, "score": score, "valid": run.last_score,
+        "best": run.best, "test": test, "device": device_name(run.device), "torch": torch.__version__, "processes": run.world,
+    }  # fmt: skip
+    if run.rank == 0:
+        write_whole(run.folder / "result.json", json.dumps(result, indent=2) + "\n")
+        run.metrics.close()
+    say("test: " + ", ".join(f"{name} {test[name]:.4f}" for name in names) + f"; {run.folder}")
+    return result
+
+
+def device_name(device):
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*: (.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return f"{found.group(1)}, {torch.get_num_threads()} threads"
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def settings_help():
+    source = pathlib.Path(__file__).read_text()
+    lines = re.findall(r"^    (\w+): \w+ = (\S+)(?:  # (.*))?$", source[source.index("class Settings") : source.index("task_options")], re.MULTILINE)
+    rows = [f"  {name:<17}{default:<18}{doc}" for name, default, doc in lines if name not in ("task", "layer")]
+    return "settings, their defaults (a task's protocol changes some):\n" + "\n".join(rows) + (
+        "\n\nOptions of the task (`linnet tasks show TASK`) and of the layer (`linnet info LAYER`) are set the same way; task.NAME,\n"
+        "layer.NAME and eval.NAME (the task where it is evaluated) where a name is in two of them.\n\ntasks: " + ", ".join(KINDS))  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        print(f"linnet: train: {message}; see linnet train --help", file=sys.stderr)
+        sys.exit(2)
+
+
+def main(arguments=None):
+    parser = Parser("linnet train", usage="linnet train TASK [--layer LAYER] [--set NAME=VALUE ...] [options]", description=__doc__.split("\n")[0],
+                    epilog=settings_help(), formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("task", nargs="?", help="what to learn")
+    parser.add_argument("--layer", help="the mixer of every block; several with commas take turns")
+    parser.add_argument("--set", nargs="+", action="append", metavar="NAME=VALUE", help="settings, options of the task and of the layer")
+    parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+    parser.add_argument("--full", action="store_true", help="the paper's protocol instead of the small one")
+    parser.add_argument("--out", metavar="RUN", help="the run's folder; default runs/TASK-LAYER")
+    parser.add_argument("--settings", action="store_true", help="list the settings and tasks")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    args = parser.parse_args(arguments)
+    if args.settings:
+        print(settings_help())
+        return 0
+    quiet = args.json or int(os.environ.get("RANK", 0)) > 0
+    try:
+        settings = read_settings(args)
+        folder = args.out or f"runs/{settings.task}-{settings.layer.replace(',', '+')}"
+        run = Run(settings, folder)
+        result = train(run, (lambda _: None) if quiet else lambda text: print(text, flush=True))
+    except (ValueError, TypeError) as problem:
+        return stop(2, problem)
+    except ArithmeticError as problem:
+        return stop(1, problem)
+    except OSError as problem:
+        return stop(3, f"{problem.filename or args.out or 'runs'} cannot be written: {problem.strerror}; what was saved before is whole")
+    except RuntimeError as problem:
+        return stop(3, problem)
+    except KeyboardInterrupt:
+        return stop(128 + signal.SIGINT, "stopped; the same command goes on from the last checkpoint")
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    if run.rank > 0:
+        return 0
+    if args.json:
+        print(json.dumps(result, indent=2))
+    return 0
+
+
+def stop(code, problem):
+    print(f"linnet: train: {problem}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
