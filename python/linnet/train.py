@@ -20,6 +20,7 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -559,6 +560,8 @@ def main(arguments=None):
         return 0
     if args.json:
         print(json.dumps(result, indent=2))
+    if command := os.environ.get("LINNET_COMMAND"):  # the page of this run, drawn by the command that started us
+        subprocess.run([command, "report", str(run.folder)], stdout=subprocess.DEVNULL)
     return 0
 
 

@@ -27,6 +27,7 @@ def python():
 def test_a_run(tmp_path, python):
     done = linnet("train", "mqar", "--layer", "linear_attention", "--out", str(tmp_path / "run"), "--json", "--set", *SMALL, **python)
     result = json.loads(done.stdout)
+    assert (tmp_path / "run" / "report.html").read_text().count("<svg") == 2
     assert result["steps"] == 4 and result["layer"] == "linear_attention" and result["state_bytes"] > 0
     assert "from step 4" in linnet("train", "mqar", "--layer", "linear_attention", "--out", str(tmp_path / "run"), *SMALL, **python).stdout
 
