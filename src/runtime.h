@@ -14,10 +14,10 @@
 //     LINNET_TRY(session.decode(token, logits));
 //   }
 //
-// Families: llama, qwen2, qwen3, gpt2 (causal), bert (encoder), vit (images), and linnet, a list of any layers. Weights stay as
-// they lie in the file, quantised ones included, unless `weights` says otherwise. Every failure is a Status with a sentence. A
-// Model is read by many sessions; calls on one model run one after the other, on `threads` threads, which never change a
-// result.
+// Families (runtime/families/families.h): llama, mistral, qwen2, qwen3, gemma, gpt2, gpt_neox and others (causal), bert and its
+// kin (encoders), vit and deit (images), and linnet, a list of any layers. Weights stay as they lie in the file, quantised ones
+// included, unless `weights` says otherwise. Every failure is a Status with a sentence. A Model is read by many sessions; calls
+// on one model run one after the other, on `threads` threads, which never change a result.
 #pragma once
 
 #include <cstdint>

@@ -130,7 +130,7 @@ const Command& generate_command() {
       .summary = "text from a model: continue a prompt, or chat",
       .usage = "MODEL [--prompt TEXT | --chat] [OPTION ...]",
       .details =
-          "MODEL is a folder with config.json and safetensors (llama, qwen2, qwen3, gpt2, linnet) or a GGUF file. Without\n"
+          "MODEL is a folder with config.json and safetensors of a family of docs/run-a-model.md, or a GGUF file. Without\n"
           "--prompt and --chat the prompt is read from standard input. The text goes to standard output as it comes, rates\n"
           "and the size of the state to standard error. The same seed gives the same text on any number of threads.\n\n"
           "examples: linnet generate model.gguf --prompt \"The linnet is\" --tokens 40\n"

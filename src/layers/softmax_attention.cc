@@ -9,7 +9,7 @@ namespace {
 
 enum class Rotary : int32_t { none, half, interleaved };
 enum class Scaling : int32_t { none, linear, llama3 };
-enum class QkNorm : int32_t { none, rms, rms_plus_one, layer };
+enum class QkNorm : int32_t { none, rms, rms_plus_one, layer, rms_all };
 enum class Gate : int32_t { none, g1, g2, g3, g4, g5 };
 enum class Grain : int32_t { elementwise, headwise };
 enum class GateAct : int32_t { sigmoid, silu, identity, ns_sigmoid };
@@ -78,6 +78,11 @@ Value place_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, 
     const Value weight = l.weight(n + "_norm.weight", {K}, ones(), as(n + "_norm"));
     y = l.op("layer_norm", {{"x", y}, {"weight", weight}, {"bias", l.weight(n + "_norm.bias", {K}, zeros())}}, eps,
              n + "_norm");
+  }
+  if (o.qk_norm == QkNorm::rms_all) {
+    const int64_t heads = l.shape(y)[2];
+    const Value weight = l.weight(n + "_norm.weight", {heads * K}, ones(), as(n + "_norm"));
+    y = l.split(l.op("rms_norm", {{"x", l.join(y)}, {"weight", weight}}, eps, n + "_norm"), heads);
   }
   if (o.rope == Rotary::none) return y;
   return l.op("rotary", {{"x", y}},
@@ -339,7 +344,8 @@ const Layer& softmax_attention_layer() {
           .option("rope_low", &O::rope_low, 0, kAnyReal, "llama3: low_freq_factor")
           .option("rope_high", &O::rope_high, 0, kAnyReal, "llama3: high_freq_factor")
           .option("rope_length", &O::rope_length, 1, kAnyCount, "llama3: original length")
-          .option("qk_norm", &O::qk_norm, {"none", "rms", "rms_plus_one", "layer"}, "norm of each head's q and k")
+          .option("qk_norm", &O::qk_norm, {"none", "rms", "rms_plus_one", "layer", "rms_all"},
+                  "norm of q and k: of each head, or of all heads together")
           .option("norm_eps", &O::norm_eps, 0, 1, "of that norm")
           .option("scale", &O::scale, -kAnyReal, kAnyReal, "multiplies q.k; default key^-0.5")
           .option("window", &O::window, "keys seen to the left and right; -1: all")
@@ -385,7 +391,8 @@ const Layer& converted_attention_layer() {
           .option("rope_low", LINNET_OF(O, rope_low), 0, kAnyReal, "llama3: low_freq_factor")
           .option("rope_high", LINNET_OF(O, rope_high), 0, kAnyReal, "llama3: high_freq_factor")
           .option("rope_length", LINNET_OF(O, rope_length), 1, kAnyCount, "llama3: original length")
-          .option("qk_norm", LINNET_OF(O, qk_norm), {"none", "rms", "rms_plus_one", "layer"}, "norm of each head's q and k")
+          .option("qk_norm", LINNET_OF(O, qk_norm), {"none", "rms", "rms_plus_one", "layer", "rms_all"},
+                  "norm of q and k: of each head, or of all heads together")
           .option("norm_eps", LINNET_OF(O, norm_eps), 0, 1, "of that norm")
           .option("scale", LINNET_OF(O, scale), -kAnyReal, kAnyReal, "multiplies q.k; default key^-0.5")
           .option("mechanism", &O::mechanism, {"window", "distill", "hybrid", "gdn", "gla", "monarch", "hierarchical"},

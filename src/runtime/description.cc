@@ -43,12 +43,22 @@ class ModelRecorder {
   }
 
   Status head(layers::Record* record) {
-    const Value x = l_.input("hidden", {kB, kT, d_.hidden});
-    if (d_.image > 0) {
-      l_.output(
-          l_.dense(x, l_.weight("classifier.weight", {d_.classes, d_.hidden}), l_.weight("classifier.bias", {d_.classes})));
+    const Value x = l_.input("hidden", {kB, kT, d_.two_heads ? 2 * d_.hidden : d_.hidden});
+    const auto classifier = [&](const std::string& name, Value from) {
+      return l_.dense(from, l_.weight(name + ".weight", {d_.classes, d_.hidden}), l_.weight(name + ".bias", {d_.classes}));
+    };
+    if (d_.two_heads) {
+      const Value a = classifier("classifier", l_.slice(x, 0, d_.hidden));
+      const Value b = classifier("second_classifier", l_.slice(x, d_.hidden, 2 * d_.hidden));
+      l_.output(l_.map("0.5 * (a + b)", {{"a", a}, {"b", b}}));
+    } else if (d_.image > 0) {
+      l_.output(classifier("classifier", x));
     } else {
-      l_.output(l_.dense(x, l_.weight(d_.tied ? "embed_tokens.weight" : "lm_head.weight", {d_.vocabulary, d_.hidden})));
+      const Value bias = d_.head_bias ? l_.weight("lm_head.bias", {d_.vocabulary}) : Value();
+      const Value logits =
+          l_.dense(x, l_.weight(d_.tied ? "embed_tokens.weight" : "lm_head.weight", {d_.vocabulary, d_.hidden}), bias);
+      const std::string cap = number_text(d_.logit_cap);
+      l_.output(d_.logit_cap > 0 ? l_.map(cap + " * tanh(x / " + cap + ")", {{"x", logits}}) : logits);
     }
     return l_.finish(record);
   }
@@ -65,6 +75,7 @@ class ModelRecorder {
 
   Value tokens() {
     Value x = embedding("embed_tokens", d_.vocabulary, l_.input("tokens", {kB, kT}, true));
+    if (d_.embed_scale != 1) x = l_.map("x * " + number_text(d_.embed_scale), {{"x", x}});
     if (d_.positions > 0) x = add(x, embedding("embed_positions", d_.positions, l_.input("positions", {kB, kT}, true)));
     if (d_.types > 0) x = add(x, embedding("embed_types", d_.types, l_.input("types", {kB, kT}, true)));
     return x;
@@ -72,7 +83,7 @@ class ModelRecorder {
 
   // The class token's row of the input is zero: its embedding and all positions stand in embed_positions (families/vit.cc).
   Value patches() {
-    const int64_t side = d_.image / d_.patch, count = side * side + 1, inputs = d_.channels * d_.patch * d_.patch;
+    const int64_t side = d_.image / d_.patch, count = side * side + d_.class_tokens, inputs = d_.channels * d_.patch * d_.patch;
     l_.tokens(count);
     const Value x = l_.input("patches", {kB, kT, inputs});
     const Value rows = l_.dense(x, l_.weight("patches.weight", {d_.hidden, inputs}), l_.weight("patches.bias", {d_.hidden}));
@@ -82,8 +93,9 @@ class ModelRecorder {
   Value add(Value x, Value y) { return l_.op("add", {{"x", x}, {"y", y}}); }
 
   Value norm(const std::string& name, Value x) {
-    const std::vector<Setting> eps = {{"eps", number_text(d_.eps)}};
-    const Value weight = l_.weight(name + ".weight", {d_.hidden}, layers::ones());
+    std::vector<Setting> eps = {{"eps", number_text(d_.eps)}};
+    const Value weight = l_.weight(name + ".weight", {d_.hidden}, d_.plus_one ? layers::zeros() : layers::ones());
+    if (d_.plus_one) eps.push_back({"plus_one", "1"});
     if (d_.rms) return l_.op("rms_norm", {{"x", x}, {"weight", weight}}, eps, name);
     return l_.op("layer_norm",
                  {{"x", x}, {"weight", weight}, {"bias", l_.weight(name + ".bias", {d_.hidden}, layers::zeros())}}, eps, name);
@@ -125,6 +137,17 @@ class ModelRecorder {
         x = add(x, mixer(spec, y));
         return has_mlp ? add(x, mlp(spec.mlp, y)) : x;
       }
+      case BlockOrder::parallel_norms: {
+        const Value y = has_mlp ? mlp(spec.mlp, norm("post_attention_layernorm", x)) : Value();
+        x = add(x, mixer(spec, norm("input_layernorm", x)));
+        return has_mlp ? add(x, y) : x;
+      }
+      case BlockOrder::after:
+        x = add(x, norm("post_attention_layernorm", mixer(spec, x)));
+        return has_mlp ? add(x, norm("post_feedforward_layernorm", mlp(spec.mlp, x))) : x;
+      case BlockOrder::sandwich:
+        x = add(x, norm("post_attention_layernorm", mixer(spec, norm("input_layernorm", x))));
+        return has_mlp ? add(x, norm("post_feedforward_layernorm", mlp(spec.mlp, norm("pre_feedforward_layernorm", x)))) : x;
     }
     return x;
   }
@@ -155,7 +178,8 @@ bool fits(const std::string& pattern, const std::string& name, std::string* numb
 }  // namespace
 
 const char* block_order_name(BlockOrder order) {
-  return order == BlockOrder::pre ? "pre" : order == BlockOrder::post ? "post" : "parallel";
+  constexpr const char* kNames[] = {"pre", "post", "parallel", "parallel", "after", "sandwich"};
+  return kNames[static_cast<size_t>(order)];
 }
 
 Status record_body(const Description& d, layers::Record* record) { return ModelRecorder(d).body(record); }

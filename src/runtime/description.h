@@ -25,6 +25,10 @@ enum class BlockOrder {
   pre,       // x += mixer(norm(x)); x += mlp(norm(x))
   post,      // x = norm(x + mixer(x)); x = norm(x + mlp(x))
   parallel,  // y = norm(x); x += mixer(y) + mlp(y)
+  // Orders of families; a linnet model has one of the three above.
+  parallel_norms,  // x += mixer(norm(x)) + mlp(norm'(x))
+  after,           // x += norm(mixer(x)); x += norm(mlp(x))
+  sandwich,        // x += norm(mixer(norm(x))); x += norm(mlp(norm(x)))
 };
 const char* block_order_name(BlockOrder order);
 
@@ -45,9 +49,11 @@ struct BlockSpec {
 // How a tensor of the model is found in files: `#` stands for the number of a layer, `*` at the end for the rest of the name.
 struct NameRule {
   std::string ours, theirs;
-  bool transposed = false;      // [in, out] in the file
-  int64_t part = 0, parts = 1;  // rows part / parts .. (part + 1) / parts of it, in our order
-  int64_t permuted_heads = 0;   // rows of each head are in the order of interleaved pairs: GGUF's q and k of llama
+  bool transposed = false;       // [in, out] in the file
+  int64_t part = 0, parts = 1;   // rows part / parts .. (part + 1) / parts of it, in our order
+  int64_t permuted_heads = 0;    // rows of each head are in the order of interleaved pairs: GGUF's q and k of llama
+  int64_t joined_heads = 0;      // the parts lie head by head: q k v of head 0, q k v of head 1, ..
+  int64_t first = 0, total = 0;  // instead of part / parts: rows from `first` on of a tensor of `total` rows
 };
 
 struct Description {
@@ -55,14 +61,19 @@ struct Description {
   bool causal = true;
   int64_t hidden = 0, vocabulary = 0, context = 0;
   BlockOrder order = BlockOrder::pre;
-  bool rms = true;  // norms: root mean square; otherwise layer norm with a bias
+  bool rms = true;        // norms: root mean square; otherwise layer norm with a bias
+  bool plus_one = false;  // of rms norms: times 1 + weight
   double eps = 1e-6;
   int64_t positions = 0, types = 0;  // rows of learned tables that are added to the token's; 0: none
   bool embed_norm = false, final_norm = true;
   bool tied = false;  // lm_head is embed_tokens
   bool head = true;   // it has logits
-  // Images: patches of `patch` squared pixels, a class token first.
-  int64_t image = 0, patch = 0, channels = 0, classes = 0;
+  bool head_bias = false;
+  double embed_scale = 1;  // times the token's embedding
+  double logit_cap = 0;    // logits become cap tanh(logit / cap); 0: off
+  // Images: patches of `patch` squared pixels behind a class token and, where there are two, a distillation token.
+  int64_t image = 0, patch = 0, channels = 0, classes = 0, class_tokens = 1;
+  bool two_heads = false;  // the mean of two classifiers, one for each of those tokens
   std::vector<BlockSpec> blocks;
   std::vector<NameRule> names;
   std::vector<std::string> prefixes = {""};  // that may stand before every name

@@ -208,8 +208,8 @@ Status Model::Inner::run_body(const std::vector<int32_t>& tokens, int64_t rows, 
 Status Model::Inner::run_head(const float* hidden, int64_t rows, float* logits) {
   Context context;
   context.executor = executor;
-  const int64_t outputs = d.image > 0 ? d.classes : d.vocabulary;
-  return head.run(View::dense(hidden, Dtype::f32, {1, rows, d.hidden}), View::dense(logits, Dtype::f32, {1, rows, outputs}), {},
+  const int64_t outputs = d.image > 0 ? d.classes : d.vocabulary, width = d.two_heads ? 2 * d.hidden : d.hidden;
+  return head.run(View::dense(hidden, Dtype::f32, {1, rows, width}), View::dense(logits, Dtype::f32, {1, rows, outputs}), {},
                   context);
 }
 
@@ -330,10 +330,10 @@ Status Model::Inner::patches_of(const std::vector<float>& pixels, std::vector<fl
     return bad_input(d.family + ": the image has " + std::to_string(pixels.size()) + " numbers, expected " +
                      std::to_string(d.channels) + " x " + std::to_string(d.image) + " x " + std::to_string(d.image));
   }
-  const int64_t side = d.image / d.patch, count = side * side + 1, inputs = d.channels * d.patch * d.patch;
-  patches.assign(static_cast<size_t>(count * inputs), 0);  // the first row, the class token's, stays zero
-  for (int64_t p = 0; p + 1 < count; ++p) {
-    float* row = patches.data() + (p + 1) * inputs;
+  const int64_t side = d.image / d.patch, inputs = d.channels * d.patch * d.patch;
+  patches.assign(static_cast<size_t>(d.context * inputs), 0);  // the first rows, those of the class tokens, stay zero
+  for (int64_t p = 0; p < side * side; ++p) {
+    float* row = patches.data() + (p + d.class_tokens) * inputs;
     for (int64_t c = 0; c < d.channels; ++c) {
       for (int64_t y = 0; y < d.patch; ++y) {
         const float* line = pixels.data() + (c * d.image + p / side * d.patch + y) * d.image + p % side * d.patch;
@@ -358,7 +358,7 @@ Status Model::classify(const std::vector<float>& pixels, std::vector<float>& out
   LINNET_TRY(inner_->body.run(
       {View::dense(patches.data(), Dtype::f32, {1, count, inputs}), View::dense(positions.data(), Dtype::i64, {1, count})},
       View::dense(states.data(), Dtype::f32, {1, count, d.hidden}), {}, context));
-  states.resize(static_cast<size_t>(d.hidden));
+  states.resize(static_cast<size_t>(d.two_heads ? 2 * d.hidden : d.hidden));
   if (d.classes == 0) return out = std::move(states), Status();
   out.resize(static_cast<size_t>(d.classes));
   return inner_->run_head(states.data(), 1, out.data());

@@ -39,12 +39,20 @@ void read_floats(const FileTensor& t, float* out) {
   }
 }
 
-// Row r of our order in a file whose heads' rows are permuted: pair i of a head lies at 2 i and 2 i + 1 there, at i and i + K /
-// 2 here.
-int64_t source_row(int64_t row, int64_t rows, int64_t heads) {
-  if (heads == 0) return row;
-  const int64_t width = rows / heads, head = row / width, i = row % width, half = width / 2;
-  return head * width + (i < half ? 2 * i : 2 * (i - half) + 1);
+// Rows that the file's tensor has for our `rows`.
+int64_t source_rows(const NameRule& rule, int64_t rows) { return rule.total > 0 ? rule.total : rows * rule.parts; }
+
+// Where row r of our `rows` lies in the file's tensor. Permuted heads: pair i of a head lies at 2 i and 2 i + 1 there, at i and
+// i + K / 2 here.
+int64_t source_row(const NameRule& rule, int64_t row, int64_t rows) {
+  if (rule.joined_heads > 0) {
+    const int64_t width = rows / rule.joined_heads;
+    return (row / width * rule.parts + rule.part) * width + row % width;
+  }
+  const int64_t first = rule.total > 0 ? rule.first : rule.part * rows;
+  if (rule.permuted_heads == 0) return first + row;
+  const int64_t width = rows / rule.permuted_heads, head = row / width, i = row % width, half = width / 2;
+  return first + head * width + (i < half ? 2 * i : 2 * (i - half) + 1);
 }
 
 uint64_t hash(uint64_t h, const void* data, size_t bytes) {
@@ -143,8 +151,8 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
   if (t == nullptr && added) return bad_input(d.family + ": tensor " + json_quote_short(theirs) + " is missing");
   if (t == nullptr && ends_with(theirs, ".weight")) t = files.find(prefix + theirs.substr(0, theirs.size() - 7) + ".gamma");
   if (t == nullptr && ends_with(theirs, ".bias")) t = files.find(prefix + theirs.substr(0, theirs.size() - 5) + ".beta");
-  if (t == nullptr && parameter.name == "classifier.weight") t = files.find(theirs);
-  if (t == nullptr && (theirs == "lm_head.weight" || theirs.rfind("classifier.", 0) == 0)) t = files.find(theirs);
+  const bool of_head = parameter.name.rfind("lm_head.", 0) == 0 || parameter.name.find("classifier.") != std::string::npos;
+  if (t == nullptr && of_head) t = files.find(theirs);  // heads stand outside the prefix of the body
   if (t == nullptr) return bad_input(d.family + ": tensor " + json_quote_short(prefix + theirs) + " is missing");
   const std::string where = t->path + ": tensor " + json_quote_short(t->name);
   bound.fingerprint = hash(bound.fingerprint, parameter.name.data(), parameter.name.size());
@@ -161,13 +169,17 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
   while (found.size() > wanted.size() && found.front() == 1) found.erase(found.begin());
   if (parameter.name == "patches.weight" && found.size() == 4) found = {found[0], found[1] * found[2] * found[3]};
   std::vector<int64_t> expected = wanted;
-  expected[0] *= rule->parts;
+  expected[0] = source_rows(*rule, rows);
   const bool turn = rule->transposed && wanted.size() == 2;
   if (turn) std::swap(expected[0], expected[1]);
   if (found != expected) return bad_input(where + " is " + shape_of(t->shape) + ", expected " + shape_of(expected));
   if (rule->permuted_heads != 0 && (rows % (2 * rule->permuted_heads) != 0)) {
     return bad_input(where + " has " + std::to_string(rows) + " rows, which are no pairs of " +
                      std::to_string(rule->permuted_heads) + " heads");
+  }
+  if (rule->joined_heads != 0 && rows % rule->joined_heads != 0) {
+    return bad_input(where + " has " + std::to_string(rows) + " rows, which are no " + std::to_string(rule->joined_heads) +
+                     " heads");
   }
 
   const bool class_row = d.image > 0 && parameter.name == "embed_positions.weight";
@@ -187,9 +199,10 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
   if (matrix && !added) bound.kind = held;
 
   // As it lies, in the mapped file.
-  const int64_t first_row = rule->part * rows;
+  const bool in_order = rule->permuted_heads == 0 && rule->joined_heads == 0;
+  const int64_t first_row = in_order ? source_row(*rule, 0, rows) : 0;
   const int64_t element = t->type == GgufType::f32 ? 4 : 2;
-  const bool same = matrix && plain(t->type) && !t->f64 && !turn && rule->permuted_heads == 0 &&
+  const bool same = matrix && plain(t->type) && !t->f64 && !turn && in_order &&
                     held == (t->type == GgufType::f32   ? "f32"
                              : t->type == GgufType::f16 ? "f16"
                                                         : "bf16") &&
@@ -221,10 +234,10 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
     const QuantisedBits bits = eight ? QuantisedBits::eight : QuantisedBits::four;
     const unsigned char* blocks = t->data + first_row * row_bytes;
     std::unique_ptr<unsigned char[]> ordered;
-    if (rule->permuted_heads != 0) {
+    if (!in_order) {
       ordered.reset(new unsigned char[static_cast<size_t>(rows * row_bytes)]);
       for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(ordered.get() + r * row_bytes, blocks + source_row(r, rows, rule->permuted_heads) * row_bytes,
+        std::memcpy(ordered.get() + r * row_bytes, blocks + source_row(*rule, r, rows) * row_bytes,
                     static_cast<size_t>(row_bytes));
       }
       blocks = ordered.get();
@@ -260,19 +273,18 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
     if (!std::isfinite(x)) return bad_input(where + " holds a value that is not finite");
   }
   if (turn) {
-    const int64_t all_rows = rows * rule->parts;
+    const int64_t all_rows = source_rows(*rule, rows);
     values.resize(static_cast<size_t>(elements));
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < columns; ++c) {
-        values[static_cast<size_t>(r * columns + c)] = whole[static_cast<size_t>(c * all_rows + first_row + r)];
+        values[static_cast<size_t>(r * columns + c)] = whole[static_cast<size_t>(c * all_rows + source_row(*rule, r, rows))];
       }
     }
-  } else if (rule->parts > 1 || rule->permuted_heads != 0) {
+  } else if (source_rows(*rule, rows) != rows || !in_order) {
     const int64_t width = elements / std::max<int64_t>(rows, 1);
     values.resize(static_cast<size_t>(elements));
     for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(whole.data() + (first_row + source_row(r, rows, rule->permuted_heads)) * width, width,
-                  values.data() + r * width);
+      std::copy_n(whole.data() + source_row(*rule, r, rows) * width, width, values.data() + r * width);
     }
   } else {
     values = std::move(whole);
@@ -288,6 +300,14 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
     read_floats(*token, a.data());
     read_floats(*bias, b.data());
     for (size_t i = 0; i < a.size(); ++i) values[i] += a[i] - b[i];
+    if (d.class_tokens == 2) {
+      const FileTensor* second = files.find(prefix + "embeddings.distillation_token");
+      if (second == nullptr || second->elements() != d.hidden) {
+        return bad_input(d.family + ": embeddings.distillation_token is missing or has another size");
+      }
+      read_floats(*second, a.data());
+      for (size_t i = 0; i < a.size(); ++i) values[a.size() + i] += a[i] - b[i];
+    }
   }
   if (held == "q8" || held == "q4") {
     const QuantisedBits bits = held == "q8" ? QuantisedBits::eight : QuantisedBits::four;

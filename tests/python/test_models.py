@@ -9,6 +9,8 @@ import torch
 import transformers
 from runtime_cases import BUILD, MINILM, SMOLLM2, need, runtime, wikitext
 
+SMALL = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=256)  # fmt: skip
 CAUSAL = {
     "llama": (transformers.LlamaConfig, dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
               num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5)),
@@ -27,6 +29,21 @@ CAUSAL = {
     "gpt2": (transformers.GPT2Config, dict(vocab_size=97, n_positions=128, n_embd=64, n_layer=3, n_head=4)),
     "gpt2-by-layer": (transformers.GPT2Config, dict(vocab_size=97, n_positions=128, n_embd=48, n_layer=2, n_head=3, n_inner=80,
                       scale_attn_by_inverse_layer_idx=True, activation_function="relu")),
+    "mistral": (transformers.MistralConfig, dict(SMALL, sliding_window=9)),
+    "mistral-full": (transformers.MistralConfig, dict(SMALL, sliding_window=None, head_dim=24)),
+    "smollm3": (transformers.SmolLM3Config, dict(SMALL, num_hidden_layers=5, pad_token_id=0)),
+    "phi3": (transformers.Phi3Config, dict(SMALL, pad_token_id=0, sliding_window=11)),
+    "olmo2": (transformers.Olmo2Config, dict(SMALL)),
+    "gemma": (transformers.GemmaConfig, dict(SMALL, head_dim=32)),
+    "gemma2": (transformers.Gemma2Config, dict(SMALL, head_dim=32, sliding_window=9, query_pre_attn_scalar=24)),
+    "gemma3_text": (transformers.Gemma3TextConfig, dict(SMALL, num_hidden_layers=7, head_dim=32, sliding_window=9,
+                    query_pre_attn_scalar=24)),
+    "gpt_neox": (transformers.GPTNeoXConfig, dict(SMALL, num_attention_heads=2, rotary_pct=0.25)),
+    "gpt_neox-serial": (transformers.GPTNeoXConfig, dict(SMALL, use_parallel_residual=False, attention_bias=False)),
+    "phi": (transformers.PhiConfig, dict(SMALL)),
+    "stablelm": (transformers.StableLmConfig, dict(SMALL, use_qkv_bias=True)),
+    "stablelm-parallel": (transformers.StableLmConfig, dict(SMALL, use_parallel_residual=True)),
+    "starcoder2": (transformers.Starcoder2Config, dict(SMALL, sliding_window=9)),
 }  # fmt: skip
 PROMPTS = [
     "The capital of France is", "Once upon a time", "def fibonacci(n):", "The linnet is a small", "In 1969, humans",
@@ -94,6 +111,27 @@ def test_bert_states(tmp_path):
     assert agreement(runtime.load(tmp_path).states(tokens), expected) < 1e-4
     with pytest.raises(ValueError, match="an encoder continues no text"):
         runtime.load(tmp_path).start()
+
+
+@pytest.mark.parametrize("kind", ["Roberta", "XLMRoberta", "DistilBert"])
+def test_encoder_states(kind, tmp_path):
+    sizes = dict(dim=64, n_layers=2, n_heads=4, hidden_dim=96) if kind == "DistilBert" else dict(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, pad_token_id=3)
+    config = getattr(transformers, kind + "Config")(vocab_size=97, max_position_embeddings=64, attn_implementation="eager", **sizes)
+    reference = randomized(getattr(transformers, kind + "Model")(config))
+    reference.save_pretrained(tmp_path)
+    tokens = list(range(5, 46))
+    assert agreement(runtime.load(tmp_path).states(tokens), reference(torch.tensor([tokens])).last_hidden_state) < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"])
+def test_deit(kind, tmp_path):
+    config = transformers.DeiTConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=64, image_size=32,
+                                     patch_size=8, num_labels=5, attn_implementation="eager")  # fmt: skip
+    reference = randomized(getattr(transformers, kind)(config))
+    reference.save_pretrained(tmp_path)
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    assert agreement(runtime.load(tmp_path).classify(pixels.reshape(-1).tolist()), reference(pixels).logits) < 1e-4
 
 
 @pytest.mark.parametrize("classes", [0, 5])

@@ -1,4 +1,4 @@
-// BERT and MiniLM: post-norm blocks that see both sides; word, position and type tables with a norm.
+// BERT, MiniLM, RoBERTa and DistilBERT: post-norm blocks that see both sides; word, position and type tables with a norm.
 #include "core/json.h"
 #include "runtime/families/families.h"
 
@@ -8,15 +8,20 @@ void describe_bert(Config& config, Description& d) {
   d.causal = d.head = d.final_norm = d.rms = false;
   d.embed_norm = true;
   d.order = BlockOrder::post;
-  d.vocabulary = config.count("vocab_size", 1, kMaxVocabularyRows, 30522);
-  d.hidden = config.count("hidden_size", 1, kMaxWidth, 768);
-  d.context = d.positions = config.count("max_position_embeddings", 1, int64_t{1} << 24, 512);
-  d.types = config.count("type_vocab_size", 1, 65536, 2);
-  d.eps = config.real("layer_norm_eps", 0, 1, 1e-12);
-  const int64_t layers = config.count("num_hidden_layers", 1, kMaxLayers, 12);
-  const int64_t heads = config.count("num_attention_heads", 1, kMaxHeads, 12);
-  const int64_t inner = config.count("intermediate_size", 1, kMaxWidth, 3072);
-  const std::string act = activation_name(config, "hidden_act", "gelu");
+  const bool roberta = d.family == "roberta" || d.family == "xlm-roberta", distil = d.family == "distilbert";
+  d.vocabulary = config.count("vocab_size", 1, kMaxVocabularyRows, roberta ? 50265 : 30522);
+  d.hidden = config.count(distil ? "dim" : "hidden_size", 1, kMaxWidth, 768);
+  const int64_t positions = config.count("max_position_embeddings", 1, int64_t{1} << 24, roberta ? 514 : 512);
+  // RoBERTa counts from behind the number of its padding token: the rows before are no text's.
+  const int64_t first = roberta ? config.count("pad_token_id", 0, kMaxVocabularyRows, 1) + 1 : 0;
+  if (positions <= first) config.refuse("max_position_embeddings is " + std::to_string(positions) + ", expected more");
+  d.context = d.positions = positions - first;
+  d.types = distil ? 0 : config.count("type_vocab_size", 1, 65536, roberta ? 1 : 2);
+  d.eps = distil ? 1e-12 : config.real("layer_norm_eps", 0, 1, roberta ? 1e-5 : 1e-12);
+  const int64_t layers = config.count(distil ? "n_layers" : "num_hidden_layers", 1, kMaxLayers, distil ? 6 : 12);
+  const int64_t heads = config.count(distil ? "n_heads" : "num_attention_heads", 1, kMaxHeads, 12);
+  const int64_t inner = config.count(distil ? "hidden_dim" : "intermediate_size", 1, kMaxWidth, 3072);
+  const std::string act = activation_name(config, distil ? "activation" : "hidden_act", "gelu");
   if (const std::string kind = config.text("position_embedding_type", "absolute"); kind != "absolute") {
     config.refuse("position_embedding_type is " + json_quote_short(kind) + ", expected absolute");
   }
@@ -34,9 +39,29 @@ void describe_bert(Config& config, Description& d) {
                    {"out_bias", "1"}};
   block.mlp = {MlpSpec::Kind::plain, act, inner, true};
   d.blocks.assign(static_cast<size_t>(layers), block);
-  d.prefixes = {"", "bert."};
+  d.prefixes = {"", "bert.", "roberta.", "distilbert."};
+  NameRule table{"embed_positions.weight", "embeddings.position_embeddings.weight"};
+  table.first = first;
+  table.total = positions;
+  if (distil) {
+    d.names = {{"embed_tokens.weight", "embeddings.word_embeddings.weight"},
+               table,
+               {"embed_norm.*", "embeddings.LayerNorm.*"},
+               {"layers.#.self_attn.q_proj.*", "transformer.layer.#.attention.q_lin.*"},
+               {"layers.#.self_attn.k_proj.*", "transformer.layer.#.attention.k_lin.*"},
+               {"layers.#.self_attn.v_proj.*", "transformer.layer.#.attention.v_lin.*"},
+               {"layers.#.self_attn.o_proj.*", "transformer.layer.#.attention.out_lin.*"},
+               {"layers.#.input_layernorm.*", "transformer.layer.#.sa_layer_norm.*"},
+               {"layers.#.mlp.up_proj.*", "transformer.layer.#.ffn.lin1.*"},
+               {"layers.#.mlp.down_proj.*", "transformer.layer.#.ffn.lin2.*"},
+               {"layers.#.post_attention_layernorm.*", "transformer.layer.#.output_layer_norm.*"}};
+    d.ignored = {"embeddings.position_ids", "vocab_transform.weight", "vocab_transform.bias", "vocab_layer_norm.weight",
+                 "vocab_layer_norm.bias",   "vocab_projector.weight", "vocab_projector.bias", "pre_classifier.weight",
+                 "pre_classifier.bias",     "classifier.weight",      "classifier.bias"};
+    return;
+  }
   d.names = {{"embed_tokens.weight", "embeddings.word_embeddings.weight"},
-             {"embed_positions.weight", "embeddings.position_embeddings.weight"},
+             table,
              {"embed_types.weight", "embeddings.token_type_embeddings.weight"},
              {"embed_norm.*", "embeddings.LayerNorm.*"},
              {"layers.#.self_attn.q_proj.*", "encoder.layer.#.attention.self.query.*"},
@@ -61,7 +86,18 @@ void describe_bert(Config& config, Description& d) {
                "cls.seq_relationship.weight",
                "cls.seq_relationship.bias",
                "classifier.weight",
-               "classifier.bias"};
+               "classifier.bias",
+               "classifier.dense.weight",
+               "classifier.dense.bias",
+               "classifier.out_proj.weight",
+               "classifier.out_proj.bias",
+               "lm_head.bias",
+               "lm_head.dense.weight",
+               "lm_head.dense.bias",
+               "lm_head.layer_norm.weight",
+               "lm_head.layer_norm.bias",
+               "lm_head.decoder.weight",
+               "lm_head.decoder.bias"};
 }
 
 }  // namespace linnet

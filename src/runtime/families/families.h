@@ -11,16 +11,38 @@ struct Family {
   void (*describe)(Config& config, Description& d);  // failures are kept by the config
 };
 
-void describe_llama(Config& config, Description& d);  // llama, qwen2, qwen3
+void describe_llama(Config& config, Description& d);  // llama, mistral, qwen2, qwen3, smollm3, phi3, olmo2
+void describe_gemma(Config& config, Description& d);  // gemma, gemma2, gemma3_text
 void describe_gpt2(Config& config, Description& d);
-void describe_bert(Config& config, Description& d);
-void describe_vit(Config& config, Description& d);
+void describe_neox(Config& config, Description& d);  // gpt_neox, phi, stablelm, starcoder2
+void describe_bert(Config& config, Description& d);  // bert, roberta, xlm-roberta, distilbert
+void describe_vit(Config& config, Description& d);   // vit, deit
 void describe_linnet(Config& config, Description& d);
 
 inline constexpr Family kFamilies[] = {
-    {"llama", describe_llama}, {"qwen2", describe_llama}, {"qwen3", describe_llama},   {"gpt2", describe_gpt2},
-    {"bert", describe_bert},   {"vit", describe_vit},     {"linnet", describe_linnet},
+    {"llama", describe_llama},   {"mistral", describe_llama},     {"qwen2", describe_llama},     {"qwen3", describe_llama},
+    {"smollm3", describe_llama}, {"phi3", describe_llama},        {"olmo2", describe_llama},     {"gemma", describe_gemma},
+    {"gemma2", describe_gemma},  {"gemma3_text", describe_gemma}, {"gpt2", describe_gpt2},       {"gpt_neox", describe_neox},
+    {"phi", describe_neox},      {"stablelm", describe_neox},     {"starcoder2", describe_neox}, {"bert", describe_bert},
+    {"roberta", describe_bert},  {"xlm-roberta", describe_bert},  {"distilbert", describe_bert}, {"vit", describe_vit},
+    {"deit", describe_vit},      {"linnet", describe_linnet},
 };
+
+// Parts that several families share; failures are kept by the config.
+struct HeadSizes {
+  int64_t heads = 1, kv_heads = 1, width = 1;
+};
+// num_attention_heads, num_key_value_heads, head_dim (hidden / heads where it is absent and `width` is 0, else `width`).
+HeadSizes read_heads(Config& config, int64_t hidden, int64_t width = 0);
+// Options of softmax_attention: base, scaling and turning channels of rotary positions. `nested` is the object with the fields:
+// rope_parameters of newer files; of older ones rope_scaling, with rope_theta beside it.
+void add_rotary(Config& config, int64_t width, double share, std::vector<layers::Setting>& options, double theta = 10000,
+                const char* part = nullptr);
+// The window of layer i: sliding_window where the layer has one, else -1. Layers without layer_types have one from
+// max_window_layers on, or from `first` on where that is absent.
+int64_t layer_window(Config& config, int64_t i, int64_t layers, int64_t first);
+std::string layer_type(Config& config, int64_t i, int64_t layers);  // entry i of layer_types; empty where there is no list
+void add_window(int64_t window, BlockSpec& block);                  // the token itself is one of them; -1: nothing
 
 // The activation of a config by our name; the config keeps a sentence when it is unknown.
 std::string activation_name(Config& config, const char* field, const std::string& otherwise);

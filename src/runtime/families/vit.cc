@@ -1,4 +1,5 @@
-// ViT: pre-norm blocks on patches of an image behind a class token, whose final state is classified.
+// ViT: pre-norm blocks on patches of an image behind a class token, whose final state is classified. DeiT has a distillation
+// token too, and a second classifier on it where it was trained with a teacher.
 #include "core/json.h"
 #include "runtime/families/families.h"
 
@@ -26,7 +27,15 @@ void describe_vit(Config& config, Description& d) {
   }
   if (!config.status().ok()) return;
   for (JsonItems labels(config.value("id2label")); labels.next();) ++d.classes;
-  d.context = (d.image / d.patch) * (d.image / d.patch) + 1;
+  const bool deit = d.family == "deit";
+  if (deit) {
+    d.class_tokens = 2;
+    for (JsonItems names(config.value("architectures")); names.next();) {
+      if (names.value().equals("DeiTForImageClassificationWithTeacher")) d.two_heads = d.classes > 0;
+      if (names.value().equals("DeiTModel")) d.classes = 0;
+    }
+  }
+  d.context = (d.image / d.patch) * (d.image / d.patch) + d.class_tokens;
   BlockSpec block;
   block.options = {{"hidden", std::to_string(d.hidden)},
                    {"heads", std::to_string(heads)},
@@ -36,7 +45,7 @@ void describe_vit(Config& config, Description& d) {
                    {"out_bias", "1"}};
   block.mlp = {MlpSpec::Kind::plain, act, inner, true};
   d.blocks.assign(static_cast<size_t>(layers), block);
-  d.prefixes = {"vit.", ""};
+  d.prefixes = {deit ? "deit." : "vit.", ""};
   // embed_positions holds position_embeddings [1, N + 1, C]; the loader adds cls_token to its first row and takes the bias of
   // patches off it, since the class token's row of the input is zero.
   d.names = {{"patches.*", "embeddings.patch_embeddings.projection.*"},
@@ -50,8 +59,10 @@ void describe_vit(Config& config, Description& d) {
              {"layers.#.mlp.up_proj.*", "encoder.layer.#.intermediate.dense.*"},
              {"layers.#.mlp.down_proj.*", "encoder.layer.#.output.dense.*"},
              {"norm.*", "layernorm.*"},
-             {"classifier.*", "classifier.*"}};
-  d.ignored = {"embeddings.cls_token", "embeddings.mask_token", "pooler.dense.weight", "pooler.dense.bias"};
+             {"second_classifier.*", "distillation_classifier.*"},
+             {"classifier.*", d.two_heads ? "cls_classifier.*" : "classifier.*"}};
+  d.ignored = {"embeddings.cls_token", "embeddings.distillation_token", "embeddings.mask_token", "pooler.dense.weight",
+               "pooler.dense.bias"};
 }
 
 }  // namespace linnet

@@ -1,0 +1,82 @@
+// What the configurations of several families have in common.
+#include "core/json.h"
+#include "layers/layer.h"
+#include "runtime/families/families.h"
+
+namespace linnet {
+
+using layers::number_text, layers::Setting;
+
+HeadSizes read_heads(Config& config, int64_t hidden, int64_t width) {
+  HeadSizes sizes;
+  sizes.heads = config.count("num_attention_heads", 1, kMaxHeads);
+  sizes.kv_heads = config.count("num_key_value_heads", 1, kMaxHeads, sizes.heads);
+  if (width == 0 && !config.given("head_dim") && hidden % sizes.heads != 0) {
+    config.refuse("hidden_size is " + std::to_string(hidden) + ", expected a multiple of num_attention_heads, " +
+                  std::to_string(sizes.heads));
+  }
+  sizes.width = config.count("head_dim", 1, kMaxWidth, width > 0 ? width : std::max<int64_t>(hidden / sizes.heads, 1));
+  if (sizes.heads % sizes.kv_heads != 0) {
+    config.refuse("num_attention_heads is " + std::to_string(sizes.heads) + ", expected a multiple of num_key_value_heads, " +
+                  std::to_string(sizes.kv_heads));
+  }
+  return sizes;
+}
+
+void add_rotary(Config& config, int64_t width, double share, std::vector<Setting>& options, double theta, const char* part) {
+  const bool newer = config.given("rope_parameters");
+  JsonValue fields = config.value(newer ? "rope_parameters" : "rope_scaling");
+  if (newer && part != nullptr && fields.has(part)) fields = fields.find(part);
+  Config nested(fields, config.source());
+  const bool scaled = newer || config.given("rope_scaling");
+  theta = newer ? nested.real("rope_theta", 1, 1e12, theta) : theta;
+  options.push_back({"rope_base", number_text(theta)});
+  if (newer) share = nested.real("partial_rotary_factor", 0, 1, share);
+  if (share < 1) {
+    const auto turning = static_cast<int64_t>(share * static_cast<double>(width));
+    if (turning < 2 || turning % 2 != 0) {
+      config.refuse("the rotary share of a head is " + std::to_string(turning) + " channels, expected an even number");
+    }
+    options.push_back({"rope_dims", std::to_string(turning)});
+  }
+  const std::string kind = scaled ? nested.text("rope_type", nested.text("type", "default")) : "default";
+  if (kind == "linear" || kind == "llama3") {
+    options.push_back({"rope_scaling", kind});
+    options.push_back({"rope_factor", number_text(nested.real("factor", 1e-6, 1e6))});
+  } else if (kind != "default") {
+    config.refuse("rope_type is " + json_quote_short(kind) + ", expected default, linear or llama3");
+  }
+  if (kind == "llama3") {
+    options.push_back({"rope_low", number_text(nested.real("low_freq_factor", 0, 1e6))});
+    options.push_back({"rope_high", number_text(nested.real("high_freq_factor", 0, 1e6))});
+    options.push_back({"rope_length", std::to_string(nested.count("original_max_position_embeddings", 1, int64_t{1} << 40))});
+  }
+  if (!nested.status().ok() && config.status().ok()) {
+    config.refuse(nested.status().message().substr(config.source().size() + 2));
+  }
+}
+
+std::string layer_type(Config& config, int64_t i, int64_t layers) {
+  if (!config.given("layer_types")) return "";
+  JsonItems types(config.value("layer_types"));
+  for (int64_t j = 0; j <= i; ++j) {
+    if (!types.next()) {
+      config.refuse("layer_types has fewer than " + std::to_string(layers) + " entries");
+      return "";
+    }
+  }
+  return types.value().string();
+}
+
+int64_t layer_window(Config& config, int64_t i, int64_t layers, int64_t first) {
+  if (!config.given("sliding_window") || !config.flag("use_sliding_window", !config.given("max_window_layers"))) return -1;
+  const int64_t window = config.count("sliding_window", 1, int64_t{1} << 40);
+  if (const std::string type = layer_type(config, i, layers); !type.empty()) return type == "sliding_attention" ? window : -1;
+  return i >= config.count("max_window_layers", 0, kMaxLayers, first) ? window : -1;
+}
+
+void add_window(int64_t window, BlockSpec& block) {
+  if (window > 0) block.options.push_back({"window", std::to_string(window - 1) + ",-1"});
+}
+
+}  // namespace linnet
