@@ -14,14 +14,15 @@ import difflib
 import importlib.util
 
 if importlib.util.find_spec("torch") is not None:
-    from . import tasks
-    from ._gate import with_gate
+    from . import _flops, tasks  # noqa: F401, FlopCounterMode knows the operators then
+    from ._gate import decay_gate, with_gate
     from ._library import DECLARATIONS, VERSION
     from ._ops import FUNCTIONS
+    from ._sharding import register_with_dtensor
     from ._transformers import register_with_transformers
 
     __version__ = VERSION
-    __all__ = ["info", "list_ops", "register_with_transformers", "tasks", "with_gate", *FUNCTIONS]
+    __all__ = ["decay_gate", "info", "list_ops", "register_with_dtensor", "register_with_transformers", "tasks", "with_gate", *FUNCTIONS]
     globals().update(FUNCTIONS)
 
 else:

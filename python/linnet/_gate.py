@@ -1,5 +1,9 @@
-"""A gate on any read: one call for what mechanism `gated` fuses with softmax."""
+"""Gates: one on any read, in one call for what mechanism `gated` fuses with softmax; and the decays of gated recurrences."""
 
+import torch
+import torch.nn.functional as F
+
+from ._kernels import wide
 from ._library import DECLARATIONS
 from ._ops import FUNCTIONS
 from ._signature import argument
@@ -46,3 +50,20 @@ def with_gate(read, g, position="G1", **options):
         return (FUNCTIONS["gated_gate"](results[0], g, **options), *results[1:])
 
     return gated
+
+
+def decay_gate(a, A_log, dt_bias=None, lower=None):
+    """The logarithm of the decay in Gated DeltaNet, Mamba-2 and KDA: -exp(A_log) softplus(a + dt_bias), in f32 (f64 of f64).
+
+        g = linnet.decay_gate(a_proj(x), A_log, dt_bias)
+        out = linnet.gated_delta(q, k, v, g, beta, l2_norm=True)
+
+    a [B, T, H], or [B, T, H, K] with a decay for each channel; A_log [H]; dt_bias [H], or [H, K] (flat, too). lower, at most 0: KDA's
+    bounded gate, lower sigmoid(exp(A_log) (a + dt_bias)). Differentiable. Initial values: linnet.nn.DecayGate.
+    """
+    if a.dim() not in (3, 4) or A_log.shape != a.shape[2:3]:
+        shapes = f"{list(a.shape)} and {list(A_log.shape)}"
+        raise ValueError(f"decay_gate: a and A_log have shapes {shapes}, expected [B, T, H] or [B, T, H, K] and [H]")
+    rate = wide(A_log).exp() if a.dim() == 3 else wide(A_log).exp()[:, None]
+    step = wide(a) if dt_bias is None else wide(a) + wide(dt_bias).reshape(a.shape[2:])
+    return -rate * F.softplus(step) if lower is None else lower * torch.sigmoid(rate * step)

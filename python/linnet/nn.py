@@ -24,7 +24,7 @@ from ._kernels import wide
 from ._records import LAYERS, initialise, numbers, option_value, positions, record, source, source_with_state
 from ._state import Run, State, call
 
-__all__ = ["MLP", "Block", "Layer", "Model", "Norm", "State", *(layer["module"] for layer in LAYERS.values())]
+__all__ = ["MLP", "Block", "DecayGate", "Layer", "Model", "Norm", "State", *(layer["module"] for layer in LAYERS.values())]
 
 
 def _compiled(name, text):
@@ -142,6 +142,29 @@ class Layer(nn.Module):
     def __setstate__(self, state):
         super().__setstate__(state)
         self._make_forward()
+
+
+class DecayGate(nn.Module):
+    """linnet.decay_gate with its parameters: a [B, T, heads] -> the logarithm of the decay.
+
+    key: channels of a head with a decay of their own (KDA), a is [B, T, heads, key] then. Initial values: exp(A_log) uniform over `rate`
+    (Gated DeltaNet 0 to 16, Mamba-2 and KDA 1 to 16), softplus(dt_bias) log-uniform over `step`, at least 1e-4.
+    """
+
+    def __init__(self, heads, key=0, lower=None, rate=(1.0, 16.0), step=(1e-3, 0.1), device=None, dtype=None):
+        super().__init__()
+        self.lower, self.rate, self.first_step = lower, rate, step
+        self.A_log = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
+        self.dt_bias = nn.Parameter(torch.empty((heads, key) if key else heads, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        rate = {"rule": "log_uniform", "a": self.rate[0], "b": self.rate[1]}
+        initialise(self.A_log, rate if self.lower is None else {"rule": "zeros", "a": 0, "b": 0})
+        initialise(self.dt_bias, {"rule": "inverse_softplus_log_uniform", "a": self.first_step[0], "b": self.first_step[1]})
+
+    def forward(self, a):
+        return linnet.decay_gate(a, self.A_log, self.dt_bias, self.lower)
 
 
 def _document(layer):

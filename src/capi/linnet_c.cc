@@ -156,6 +156,26 @@ int linnet_workspace(const char* op_name, int pass_number, const linnet_tensor* 
   });
 }
 
+int linnet_cost(const char* op_name, int pass_number, const linnet_tensor* tensors, int tensor_count,
+                const linnet_option* options, int option_count, double* flops, double* bytes, char* message,
+                size_t message_bytes) {
+  return report(message, message_bytes, [&]() -> Status {
+    const Op* op;
+    Pass pass;
+    LINNET_TRY(find(op_name, &op));
+    LINNET_TRY(to_pass(*op, pass_number, &pass));
+    if (flops == nullptr || bytes == nullptr) return bad_input(op->name + ": linnet_cost got NULL for flops or bytes");
+    if (op->cost == nullptr) return impossible(op->name + " does not count its cost");
+    Call call(*op);
+    LINNET_TRY(bind(call, tensors, tensor_count, options, option_count));
+    LINNET_TRY(call.prepare());
+    const Cost cost = op->cost(call.prepared_args(), call.dims(), pass);
+    *flops = cost.flops;
+    *bytes = cost.bytes;
+    return {};
+  });
+}
+
 int linnet_call(const char* op_name, int pass_number, const linnet_tensor* tensors, int tensor_count,
                 const linnet_option* options, int option_count, const linnet_context* context, char* message,
                 size_t message_bytes) {

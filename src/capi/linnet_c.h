@@ -81,6 +81,11 @@ LINNET_API int linnet_output_shape(const char* op, const char* output, const lin
 LINNET_API int linnet_workspace(const char* op, int pass, const linnet_tensor* tensors, int tensor_count,
                                 const linnet_option* options, int option_count, const linnet_context* context, int64_t* bytes,
                                 char* message, size_t message_bytes);
+// What the call costs, by the operator's own count: floating-point operations (a multiply-add is two) and bytes that it must
+// read and write. Index tensors (offsets, lengths) are looked at, the numbers of others are not.
+LINNET_API int linnet_cost(const char* op, int pass, const linnet_tensor* tensors, int tensor_count,
+                           const linnet_option* options, int option_count, double* flops, double* bytes, char* message,
+                           size_t message_bytes);
 // Checks everything, then runs. The backward reads the inputs, the outputs that `info` calls kept, and the gradients given of
 // outputs; it writes the gradients given of inputs. `context` may be NULL.
 LINNET_API int linnet_call(const char* op, int pass, const linnet_tensor* tensors, int tensor_count,

@@ -220,6 +220,25 @@ TEST(CHeader, survives_null_and_nonsense) {
   EXPECT_STREQ(text, "there is no operator 'softmx'; linnet_describe() has them all");
 }
 
+TEST(CHeader, cost_of_a_call) {
+  std::vector<float> q = numbers(1);
+  const linnet_tensor tensors[] = {tensor("q", q), tensor("k", q), tensor("v", q)};
+  char text[256];
+  double flops[2] = {}, bytes[2] = {};
+  for (const int pass : {LINNET_FORWARD, LINNET_BACKWARD}) {
+    ASSERT_EQ(linnet_cost("softmax", pass, tensors, 3, nullptr, 0, &flops[pass], &bytes[pass], text, sizeof text), LINNET_OK)
+        << text;
+  }
+  const double products = 4.0 * kTokens * kTokens * kHeads * kWidth;  // q k^T and the weights times v
+  EXPECT_GE(flops[0], products);
+  EXPECT_LE(flops[0], 1.5 * products);
+  EXPECT_GT(flops[1], 2 * flops[0]);
+  EXPECT_GE(bytes[0], 4.0 * sizeof(float) * static_cast<double>(q.size()));
+  EXPECT_EQ(linnet_cost("softmax", 0, tensors, 2, nullptr, 0, flops, bytes, text, sizeof text), LINNET_BAD_INPUT);
+  EXPECT_STREQ(text, "softmax: v is missing");
+  EXPECT_EQ(linnet_cost("softmax", 0, tensors, 3, nullptr, 0, nullptr, bytes, text, sizeof text), LINNET_BAD_INPUT);
+}
+
 TEST(CHeader, tasks_by_name) {
   char message[256];
   linnet_task* task = nullptr;
