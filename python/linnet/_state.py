@@ -130,13 +130,9 @@ class Run:
             parts = [torch.arange(first, first + count, device=x.device) for first, count in zip(seen, self.counts)]
             self.positions = torch.cat(parts)[None] if parts else torch.zeros(1, 0, dtype=torch.int64, device=x.device)
         if state is not None:
-            self.reserve(max((a + b for a, b in zip(seen, self.counts)), default=0))
-
-    def reserve(self, tokens):
-        """Caches double when they are full."""
-        self.grows = tokens > self.state.capacity
-        if self.grows:
-            self.state.capacity = max(2 * self.state.capacity, tokens)
+            tokens = max((a + b for a, b in zip(seen, self.counts)), default=0)
+            if tokens > state.capacity:  # caches double when they are full
+                state.capacity = max(2 * state.capacity, tokens)
 
     def enter(self, layer):
         """The memory of the next layer."""
@@ -163,7 +159,7 @@ class Run:
             key = spec["name"].removeprefix(step + ".")
             shape = _shape(spec, self.specs, self.state.rows, self.state.capacity)
             tensor = part.get(spec["name"])
-            if tensor is None or (self.grows and list(tensor.shape) != shape):
+            if tensor is None or any(size < wanted for size, wanted in zip(tensor.shape, shape)):
                 acc = torch.float64 if like.dtype == torch.float64 else torch.float32
                 dtype = {"index": torch.int64, "io": like.dtype}.get(elements[key], acc)
                 fresh = _initial(decode, key, torch.zeros(shape, dtype=dtype, device=like.device))
@@ -221,38 +217,73 @@ class Run:
                 result, after = _call(op, carried, output, final)
                 return result, dict(zip(memory, after))
             if _find(declaration["inputs"], "cu_seqlens_q") and not any(lengths):
-                for row, (begin, count) in enumerate(zip(self.offsets, self.counts)):
-                    for name, cache in memory.items():
+                kept = [_still_seen(options, count) for count in self.counts]
+                for row, begin in enumerate(self.offsets[:-1]):
+                    for name in memory:
                         if name != "lengths":
-                            memory[name] = _written(cache, row, 0, inputs[name.removesuffix("_cache")][0, begin : begin + count])
-                memory["lengths"] = torch.tensor(self.counts, device=memory["lengths"].device)
+                            fresh = inputs[name.removesuffix("_cache")][0, begin : self.offsets[row + 1]]
+                            memory[name] = _written(memory[name], row, _kept(fresh[None], *kept[row])[0])
+                memory["lengths"] = torch.tensor([first + last for first, last in kept], device=memory["lengths"].device)
                 offsets = {"cu_seqlens_q": self.cu_seqlens, "cu_seqlens_k": self.cu_seqlens}
                 return _call(op, {**inputs, **options, **offsets}, output)[0], memory
         decode = declaration["decode"]
         placed = any(each["name"] == "position" and each["kind"] == "integer" for each in DECLARATIONS[decode]["options"])
         if self.offsets is None and (self.state.is_even or not placed):
             position = lengths[0] if self.state.is_even else None
-            return _advance(op, output, inputs, options, memory, initial, final, position, self.tokens)
+            return _advance(op, output, inputs, options, along, memory, initial, final, position, self.tokens)
         results, rows = [], []
         for row, count in enumerate(self.counts):
             own = {name: tensor[row : row + 1] for name, tensor in memory.items()}
             if count > 0:
                 given = self.cut(inputs, along, row)
-                result, own = _advance(op, output, given, options, own, initial, final, lengths[row], count)
+                result, own = _advance(op, output, given, options, along, own, initial, final, lengths[row], count)
                 results.append(result)
             rows.append(own)
         return torch.cat(results, 0 if self.offsets is None else 1), {name: torch.cat([own[name] for own in rows]) for name in memory}
 
 
-def _written(cache, row, position, values):
-    """The cache of one row with values from this position on; a new tensor where gradients flow."""
+def _still_seen(options, tokens):
+    """Of so many cached tokens, how many of the first and of the last ones a later query may still see."""
+    left = (options.get("window") or (-1, -1))[0]
+    if left < 0:
+        return 0, tokens
+    first = min(tokens, options.get("prefix", 0))
+    return first, min(tokens - first, left)
+
+
+def _kept(cache, first, last):
+    """The first and the last tokens of a cache [B, T, ..]."""
+    whole = first + last == cache.shape[1]
+    return cache if whole else torch.cat([cache[:, :first], cache[:, cache.shape[1] - last :]], 1)
+
+
+def _written(cache, row, values):
+    """The cache with these values at the beginning of a row; a new tensor where gradients flow."""
     if torch.is_grad_enabled() and (cache.requires_grad or values.requires_grad):
         cache = cache.clone()
-    cache[row, position : position + values.shape[0]] = values
+    cache[row, : values.shape[0]] = values
     return cache
 
 
-def _advance(op, output, inputs, options, memory, initial, final, position, tokens):
+def _compact(memory, options, tokens):
+    """Where a cache that keeps a window has no room for the new tokens, the keys that are still seen move up."""
+    lengths = memory["lengths"]
+    size = min(cache.shape[1] for name, cache in memory.items() if name != "lengths")
+    if int(lengths.max()) + tokens <= size:
+        return memory
+    first, last = _still_seen(options, size)
+    place = torch.arange(first + last, device=lengths.device)
+    moved = torch.where((place >= first) & (lengths[:, None] > first + last), lengths[:, None] - first - last + place, place)
+    made = {"lengths": lengths.clamp(max=first + last)}
+    for name, cache in memory.items():
+        if name != "lengths":
+            made[name] = torch.zeros_like(cache)
+            index = moved[..., None, None].expand(-1, -1, *cache.shape[2:])
+            made[name][:, : first + last] = cache.gather(1, index)
+    return {name: made[name] for name in memory}
+
+
+def _advance(op, output, inputs, options, along, memory, initial, final, position, tokens):
     """An operator over tokens of rows that have all seen `position` tokens (None: different numbers), as src/layers/plan.cc does:
     in its decode form for few tokens, else itself with states in and out or with its caches."""
     declaration, decode = DECLARATIONS[op], DECLARATIONS[op]["decode"]
@@ -265,15 +296,21 @@ def _advance(op, output, inputs, options, memory, initial, final, position, toke
     caches = {name: name.removesuffix("_cache") for name in memory if name != "lengths"}
     is_cached = all(name.endswith("_cache") and value in inputs for name, value in caches.items())
     q = next((each for each in declaration["inputs"] if each["name"] == "q"), {"shape": []})
-    if not few and is_cached and position is not None and (position == 0 or "Tq" in q["shape"]):
-        given = dict(inputs)
+    has_window = "lengths" in memory and (options.get("window") or (-1, -1))[0] >= 0
+    held = 0 if position == 0 else position
+    if has_window and position:
+        held = int(memory["lengths"][0]) if bool((memory["lengths"] == memory["lengths"][0]).all()) else None
+    if not few and is_cached and held is not None and (position == 0 or "Tq" in q["shape"]):
+        given, kept = dict(inputs), _still_seen(options, held + tokens)
         for name, value in caches.items():
-            if traced:
-                memory[name] = torch.cat([memory[name][:, :position], inputs[value]], 1)
+            if traced or has_window:
+                given[value] = torch.cat([memory[name][:, :held], inputs[value]], 1)
+                rest = _kept(given[value], *kept)
+                memory[name] = rest if traced else torch.cat([rest, memory[name][:, rest.shape[1] :]], 1)
             else:
-                memory[name][:, position : position + tokens] = inputs[value]
-            given[value] = memory[name][:, : position + tokens]
-        memory["lengths"] = torch.full_like(memory["lengths"], position + tokens)
+                memory[name][:, held : held + tokens] = inputs[value]
+                given[value] = memory[name][:, : held + tokens]
+        memory["lengths"] = torch.full_like(memory["lengths"], sum(kept))
         return _call(op, {**given, **options}, output)[0], memory
     if not few and all(final) and position == 0:
         result, after = _call(op, {**inputs, **options}, output, final)
@@ -285,7 +322,14 @@ def _advance(op, output, inputs, options, memory, initial, final, position, toke
     if "position" in known:
         settings["position"] = position
     memory = {name: tensor.contiguous() for name, tensor in memory.items()}
-    return FUNCTIONS[decode](**inputs, **settings, **memory), memory
+    if not has_window:
+        return FUNCTIONS[decode](**inputs, **settings, **memory), memory
+    results = []
+    for begin in range(0, tokens, DECODE_TOKENS):  # a cache that keeps a window has room for a few tokens
+        part = {name: value[:, begin : begin + DECODE_TOKENS] if name in along else value for name, value in inputs.items()}
+        memory = _compact(memory, options, DECODE_TOKENS)
+        results.append(FUNCTIONS[decode](**part, **settings, **memory))
+    return torch.cat(results, 1), memory
 
 
 def offsets_of(cu_seqlens, tokens):

@@ -67,6 +67,32 @@ def test_pieces_and_tokens_equal_the_whole(name):
         close(module.step(x[[1, 0, 1], 12], swapped), whole[[1, 0, 1], 12])
 
 
+@pytest.mark.parametrize("window", [0, 3, 20])
+def test_caches_of_windows_are_bounded(window):
+    torch.manual_seed(0)
+    module = linnet.nn.SoftmaxAttention(hidden=16, heads=4, kv_heads=2, window=(window, -1), prefix=2, dtype=torch.float64)
+    x, lengths = x_of(3, 150), [40, 7, 1]
+    with torch.no_grad():
+        whole = module(x)
+        for cuts in ([1] * 150, [90, *[1] * 60], [30, 30, 1, 1, 30, 58], [3] * 50):
+            state = module.make_state(3)
+            close(torch.cat([module(piece, state=state) for piece in x.split(cuts, 1)], 1), whole)
+            assert state.parts[0]["softmax.k_cache"].shape[1] <= 2 + window + 16
+        # Rows of different lengths: a padded prompt, single tokens, then many at once.
+        state = module.make_state(3)
+        mask = torch.arange(40) < torch.tensor(lengths)[:, None]
+        module(x[:, :40], state=state, mask=mask)
+        for i in [*range(30), slice(30, 70)]:
+            take = (lambda y, i=i: torch.stack([y[row, length + i] for row, length in enumerate(lengths)])) if isinstance(i, int) else (
+                lambda y, i=i: torch.stack([y[row, length + i.start : length + i.stop] for row, length in enumerate(lengths)]))  # fmt: skip
+            got = module.step(take(x), state) if isinstance(i, int) else module(take(x), state=state)
+            close(got, take(whole))
+    traced = module.make_state(3)
+    pieces = [module(piece, state=traced) for piece in x.split([70, 30, 50], 1)]
+    close(torch.cat(pieces, 1), module(x))
+    close(module.step(x[:, 0], traced.detach()), module(torch.cat([x, x[:, :1]], 1))[:, -1])
+
+
 @pytest.mark.parametrize("name", [*NAMES_WITH_STATE, *(name for name in NAMES if name not in NAMES_WITH_STATE and not record(name, options_of(name))["tokens"])])
 def test_packed_and_padded_sequences_equal_each_alone(name):
     LAYERS_WITH_STATE.setdefault(name, (name, {}))
