@@ -266,22 +266,25 @@ class Model(nn.Module):
         tensors = read_checkpoint(folder)
         dtype = dtype or next((each.dtype for each in tensors.values() if each.dtype.is_floating_point), None)
         model = cls(folder, device="meta", dtype=dtype).to_empty(device=device or "cpu")
-        own = dict(model.named_parameters()), dict(model.named_buffers())
-        missing = [name for name in own[0] if name not in tensors]
-        unknown = [name for name in tensors if name not in own[0] and name not in own[1]]
-        unknown = [name for name in unknown if not (name == "lm_head.weight" and model.lm_head is None)]
+        return model.fill(tensors, f"linnet.nn.Model: {folder}")
+
+    @torch.no_grad()
+    def fill(self, tensors, source="linnet.nn.Model"):
+        """Takes over tensors by their names, all of them. Dimensions of 1 ([C, 1, taps] of convolutions) and flattened heads may differ."""
+        trained, fixed = dict(self.named_parameters()), dict(self.named_buffers())
+        missing = [name for name in trained if name not in tensors]
+        unknown = [name for name in tensors if name not in trained and name not in fixed]
+        unknown = [name for name in unknown if not (name == "lm_head.weight" and self.lm_head is None)]
         if missing or unknown:
-            fault = f"has no {missing[0]}" if missing else f"has {unknown[0]}, which the model has not"
-            raise ValueError(f"linnet.nn.Model: {folder} {fault}")
-        for module in model.modules():  # fixed decays and draws, which files may leave out
+            raise ValueError(f"{source} " + (f"has no {missing[0]}" if missing else f"has {unknown[0]}, which the model has not"))
+        for module in self.modules():  # fixed decays and draws, which files may leave out
             if hasattr(module, "reset_buffers"):
                 module.reset_buffers()
-        with torch.no_grad():
-            for name, tensor in {**own[0], **own[1]}.items():
-                if name in tensors:
-                    given = tensors[name]
-                    if [n for n in given.shape if n != 1] != [n for n in tensor.shape if n != 1]:  # convolutions: [C, 1, taps] too
-                        sizes = f"{list(given.shape)}, expected {list(tensor.shape)}"
-                        raise ValueError(f"linnet.nn.Model: {folder}: {name} has shape {sizes}")
-                    tensor.copy_(given.reshape(tensor.shape))
-        return model
+        for name, tensor in {**trained, **fixed}.items():
+            if name in tensors:
+                given = tensors[name]
+                theirs, ours = [size for size in given.shape if size != 1], [size for size in tensor.shape if size != 1]
+                if theirs != ours and (given.numel() != tensor.numel() or min(len(theirs), len(ours)) > 1):
+                    raise ValueError(f"{source}: {name} has shape {list(given.shape)}, expected {list(tensor.shape)}")
+                tensor.copy_(given.reshape(tensor.shape))
+        return self

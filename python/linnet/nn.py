@@ -24,7 +24,7 @@ from ._kernels import wide
 from ._records import LAYERS, initialise, numbers, option_value, positions, record, source, source_with_state
 from ._state import Run, State, call
 
-__all__ = ["MLP", "Block", "DecayGate", "Layer", "Model", "Norm", "State", *(layer["module"] for layer in LAYERS.values())]
+__all__ = ["MLP", "Block", "DecayGate", "Layer", "Model", "Norm", "State", "from_fla", *(layer["module"] for layer in LAYERS.values())]
 
 
 def _compiled(name, text):
@@ -201,4 +201,5 @@ def _class(layer):
 
 globals().update({layer["module"]: _class(layer) for layer in LAYERS.values()})
 
-from ._model import MLP, Block, Model, Norm  # noqa: E402, they are made of the layers
+from ._fla import from_fla  # noqa: E402, models are made of the layers
+from ._model import MLP, Block, Model, Norm  # noqa: E402
