@@ -51,8 +51,9 @@ add_custom_command(TARGET linnet_torch POST_BUILD COMMAND ${CMAKE_COMMAND} -E cr
 add_custom_command(TARGET linnet_torch POST_BUILD COMMAND ${LINNET_PYTHON} -B -I -S ${CMAKE_SOURCE_DIR}/tools/make_reference.py stub
   $<TARGET_FILE:linnet_shared> ${CMAKE_BINARY_DIR}/python/linnet/__init__.pyi VERBATIM)
 
-file(GLOB LINNET_PYTHON_SOURCES RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS python/linnet/*.py python/linnet/py.typed)
-file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/python/linnet)
+file(GLOB LINNET_PYTHON_SOURCES RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS python/linnet/*.py
+  python/linnet/convert/*.py python/linnet/py.typed)
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/python/linnet ${CMAKE_BINARY_DIR}/python/linnet/convert)
 foreach(source ${LINNET_PYTHON_SOURCES})
   file(CREATE_LINK ${CMAKE_SOURCE_DIR}/${source} ${CMAKE_BINARY_DIR}/${source} SYMBOLIC)
 endforeach()

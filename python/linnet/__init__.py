@@ -11,6 +11,7 @@ equation, `linnet.info("softmax")` the declaration. They work with autograd, tor
 
 import copy
 import difflib
+import importlib
 import importlib.util
 
 if importlib.util.find_spec("torch") is not None:
@@ -24,6 +25,12 @@ if importlib.util.find_spec("torch") is not None:
     __version__ = VERSION
     __all__ = ["decay_gate", "info", "list_ops", "register_with_dtensor", "register_with_transformers", "tasks", "with_gate", *FUNCTIONS]
     globals().update(FUNCTIONS)
+
+    def __getattr__(name: str):  # what needs transformers is imported when it is asked for
+        if name in ("convert", "load_converted"):
+            module = importlib.import_module(".convert", __name__)
+            return module if name == "convert" else module.load_converted
+        raise AttributeError(f"module 'linnet' has no attribute {name!r}")
 
 else:
     DECLARATIONS, FUNCTIONS = {}, {}

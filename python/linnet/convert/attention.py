@@ -1,0 +1,238 @@
+"""The attention layers of a transformers model, found by running it, and what runs in them.
+
+transformers hands q, k, v of every layer to one function, by name: `linnet_convert` here. So the projections, norms, rotary
+positions and caches of every family stay what they are, and a mixer (mixers.py) replaces the softmax between them.
+"""
+
+import contextlib
+import contextvars
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from .._transformers import _attention, _Mask, _mask
+from . import mixers
+
+NAME = "linnet_convert"
+_OUT = ("o_proj", "c_proj", "out_proj", "dense")
+_visitor = contextvars.ContextVar("linnet_convert_visitor", default=None)
+
+
+@dataclass
+class Site:
+    """One attention layer: where it stands, its shape, and the mixer that is active in it (None: the teacher's softmax)."""
+
+    index: int
+    name: str
+    module: nn.Module
+    project: nn.Module | None  # the output projection
+    shape: mixers.Shape
+    keep: str = ""  # why it has to stay softmax
+    candidates: dict = field(default_factory=dict)  # by a text of the options
+
+    @property
+    def mixer(self):
+        return self.module._modules.get("linnet")
+
+    @mixer.setter
+    def mixer(self, mixer):
+        if mixer is None:
+            self.module._modules.pop("linnet", None)
+        else:
+            self.module.add_module("linnet", mixer)
+
+    def entry(self):
+        """The layer's entry of config.json."""
+        mixer = self.mixer
+        return {"index": self.index, "mechanism": mixer.mechanism if mixer else "softmax", **(mixer.options if mixer else {})}
+
+
+@contextlib.contextmanager
+def visiting(visitor):
+    """Inside, visitor(module, q, k, v, x, teach) runs in every attention layer and gives its output [B, T, H, D]; teach() is
+    the teacher's, read() what the layer has now."""
+    token = _visitor.set(visitor)
+    try:
+        yield
+    finally:
+        _visitor.reset(token)
+
+
+def _keep_input(module, args, kwargs):
+    module._linnet_more = {"x": args[0] if args else kwargs.get("hidden_states")}
+
+
+def _keep_raw(module, name):
+    """A hook of a projection: what it gave, before norms and rotation."""
+
+    def keep(_, args, out):
+        module._linnet_more[name] = out
+
+    return keep
+
+
+def more_of(module, needs, query, key):
+    """What a mixer needs beside q, k, v."""
+    have = module._linnet_more
+    raw = {"q_raw": query, "k_raw": key}
+    given = {name: have["x"] if name == "x" else have[name].unflatten(-1, (raw[name].shape[2], -1)) if name in have else raw[name]
+             for name in needs}  # fmt: skip
+    return given
+
+
+def _teach(module, query, key, value, mask, scaling, options):
+    """The teacher's attention, on Linnet's softmax where it runs on this device."""
+    if query.is_cuda and not mixers._on_gpu("softmax"):
+        from transformers import AttentionInterface
+
+        dense = mask.dense() if isinstance(mask, _Mask) else mask
+        return AttentionInterface._global_mapping["sdpa"](module, query, key, value, dense, scaling=scaling, **options)[0]
+    return _attention(module, query, key, value, mask, scaling=scaling, **options)[0]
+
+
+def _tokens_there(mask, batch, tokens, keys):
+    """Which tokens of each sequence there are, [B, T], or None for all of them. Masks of other kinds are refused."""
+    if mask is None:
+        return None
+    if isinstance(mask, _Mask):
+        rule = mask.rule
+        if rule.cu_seqlens_q is not None and rule.tokens_q is None:
+            raise NotImplementedError("linnet.convert: packed sequences need softmax in every layer")
+        plain = rule.key_len is None and rule.tokens_q is None
+        if plain and (not rule.causal or tokens == keys):
+            return None
+        dense = mask.dense()
+    else:
+        dense = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    if dense.shape[-2] != dense.shape[-1]:
+        raise NotImplementedError("linnet.convert: this mixer has no cache: generate with use_cache=False, or with `linnet generate`")
+    there = dense[:, 0].any(-2)  # a key that some row sees
+    return None if there.all() else there
+
+
+def _mix(module, mixer, query, key, value, mask):
+    """The mixer's output; sequences with padding run by themselves."""
+    batch, _, tokens, _ = query.shape
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if tokens != k.shape[1]:
+        raise NotImplementedError("linnet.convert: this mixer has no cache: generate with use_cache=False, or with `linnet generate`")
+    more = more_of(module, mixer.needs, q, k)
+    there = _tokens_there(mask, batch, tokens, k.shape[1])
+    if there is None:
+        return mixer(q, k, v, more)
+    out = q.new_zeros(batch, tokens, q.shape[2], v.shape[3])
+    for b in range(batch):
+        ids = there[b].nonzero().flatten()
+        if len(ids):
+            part = mixer(*(y[b : b + 1, ids] for y in (q, k, v)), {name: y[b : b + 1, ids] for name, y in more.items()})
+            out[b, ids] = part[0].to(out.dtype)
+    return out
+
+
+def _window_cached(mixer, query, key, value):
+    """A window over a cache: the queries stand at its end."""
+    options = mixer.options
+    return mixers.linnet.softmax(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=True,
+                                 scale=mixer.shape.scale, window=(options["window"] - 1, -1), prefix=options["sinks"])  # fmt: skip
+
+
+def _attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **options):
+    if dropout and module.training:
+        raise NotImplementedError("linnet.convert: attention has no dropout; call model.eval() or set it to 0 in the configuration")
+    mixer = module._modules.get("linnet")
+
+    def teach():
+        return _teach(module, query, key, value, attention_mask, scaling, options)
+
+    def read():
+        if mixer is None or isinstance(mixer, mixers.Softmax):
+            return teach()
+        cached = query.shape[2] != key.shape[2]
+        if cached and isinstance(mixer, mixers.Window) and "window" in mixer.options and not query.is_cuda and (attention_mask is None or isinstance(attention_mask, _Mask)):
+            return _window_cached(mixer, query, key, value)
+        return _mix(module, mixer, query, key, value, attention_mask)
+
+    visitor = _visitor.get()
+    if visitor is None:
+        return read(), None
+    return visitor(module, query, key, value, scaling, options, teach, read), None
+
+
+def attach(model):
+    """Makes every attention layer of the model run here."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, _mask)
+    model.set_attn_implementation(NAME)
+
+
+def _parent(model, name):
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def _out_projection(model, name, module):
+    for owner in (module, getattr(_parent(model, name), "output", None)):
+        for each in _OUT:
+            if isinstance(getattr(owner, each, None), nn.Module):
+                return getattr(owner, each)
+    return None
+
+
+def probe(model):
+    """A small input that runs every layer: two tokens, or a black image."""
+    config, device = model.config, next(model.parameters()).device
+    if getattr(model, "main_input_name", "") == "pixel_values":
+        size = config.image_size if isinstance(config.image_size, (tuple, list)) else (config.image_size,) * 2
+        return {"pixel_values": torch.zeros(1, config.num_channels, *size, device=device)}
+    return {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=device)}
+
+
+def find(model):
+    """The attention layers in the order in which they run. The model runs once, on two tokens."""
+    kind = getattr(model.config, "model_type", type(model).__name__)
+    names = {module: name for name, module in model.named_modules()}
+    found = {}
+
+    def visit(module, query, key, value, scaling, options, teach, read):
+        keep = ""
+        if options.get("softcap"):
+            keep = "its scores have a soft cap"
+        elif options.get("s_aux") is not None:
+            keep = "it has learned sinks"
+        elif options.get("position_bias") is not None:
+            keep = "it has a position bias"
+        elif query.shape[2] != key.shape[2]:
+            keep = "its keys come from elsewhere"
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        causal = bool(getattr(module, "is_causal", True)) if options.get("is_causal") is None else bool(options["is_causal"])
+        if module in found:
+            raise ValueError(f"{kind}: {names[module]} runs twice in one forward, which linnet.convert does not know")
+        x = getattr(module, "_linnet_more", {}).get("x")
+        hidden = 0 if x is None else x.shape[-1]
+        shape = mixers.Shape(hidden, query.shape[1], key.shape[1], query.shape[3], value.shape[3], scale, causal)
+        found[module] = Site(len(found), names[module], module, _out_projection(model, names[module], module), shape, keep)
+        return teach()
+
+    try:
+        attach(model)
+    except (ValueError, AttributeError, KeyError) as problem:
+        raise ValueError(f"linnet.convert does not know the attention of a {kind} model: {problem}") from problem
+    hooks = [module.register_forward_pre_hook(_keep_input, with_kwargs=True) for module in names
+             if "attention" in type(module).__name__.lower()]  # fmt: skip
+    try:
+        with visiting(visit), torch.no_grad():
+            model(**probe(model))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not found:
+        raise ValueError(f"linnet.convert does not know the attention of a {kind} model: it does not use transformers' AttentionInterface")
+    for site in found.values():
+        site.module.register_forward_pre_hook(_keep_input, with_kwargs=True)
+        for name in ("q", "k"):
+            if isinstance(getattr(site.module, name + "_proj", None), nn.Module):
+                getattr(site.module, name + "_proj").register_forward_hook(_keep_raw(site.module, name + "_raw"))
+    return list(found.values())
