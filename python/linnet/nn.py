@@ -27,11 +27,12 @@ from ._state import Run, State, call
 __all__ = ["MLP", "Block", "DecayGate", "Layer", "Model", "Norm", "State", "from_fla", *(layer["module"] for layer in LAYERS.values())]
 
 
-def _compiled(name, text):
-    """The function of this text; inspect.getsource and tracebacks find it."""
+def _compiled(name, text, others=None):
+    """The function of this text; inspect.getsource and tracebacks find it. `others`: what it finds in place of the usual names."""
     place = f"<linnet.nn.{name} {hash(text):x}>"
     linecache.cache[place] = (len(text), None, text.splitlines(True), place)
     space = {"F": F, "kernels": kernels, "linnet": linnet, "numbers": numbers, "positions": positions, "torch": torch, "wide": wide}
+    space.update(others or {})
     exec(compile(text, place, "exec"), space)
     return space["steps" if text.startswith("def steps") else "forward"]
 

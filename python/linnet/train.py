@@ -224,6 +224,12 @@ class Run:
         pieces = s.accumulate * (1 if s.parallel == "sequence" else self.world)
         if s.batch % pieces:
             raise ValueError(f"batch is {s.batch}, expected a multiple of {pieces} (accumulate times processes)")
+        if self.splits_sequence:
+            if self.task.kind.answer != "tokens":
+                raise ValueError(f"parallel=sequence needs a task that answers at every token, and {s.task} does not")
+            for part in (part for split in ("train", "valid", "test") for part in self.task.split(split)):
+                if part.inputs.shape[1] % self.world:
+                    raise ValueError(f"sequences have {part.inputs.shape[1]} tokens, which {self.world} processes cannot share evenly")
         if not self.train.per_epoch:
             raise ValueError(f"batch is {s.batch}, but the task has {max(map(len, self.train))} training sequences")
         self.steps = s.epochs * self.train.per_epoch or s.steps
@@ -262,8 +268,6 @@ class Run:
         else:
             from .parallel import split_sequence
 
-            if self.task.kind.answer != "tokens":
-                raise ValueError(f"parallel=sequence needs a task that answers at every token, and {self.task.name} does not")
             split_sequence(self.plain.model)
 
     @property
@@ -281,8 +285,6 @@ class Run:
     def tokens(self, batch):
         """This process's tokens of every sequence."""
         length = batch[0].shape[1]
-        if length % self.world:
-            raise ValueError(f"sequences have {length} tokens, which {self.world} processes cannot share evenly")
         own = slice(self.rank * length // self.world, (self.rank + 1) * length // self.world)
         return [None if each is None else each[:, own] for each in batch]
 

@@ -193,7 +193,13 @@ std::string against_state(const std::vector<TrainingRun>& runs) {
   for (const ChartLine& line : chart.lines) {
     for (const auto& point : line.points) sizes.insert(point.first);
   }
-  return sizes.size() < 2 ? "" : draw(chart);
+  if (sizes.size() < 2) return "";
+  const double octaves = std::log2(*sizes.rbegin() / *sizes.begin());
+  const double step = std::exp2(std::ceil(octaves / 8));  // at most nine powers of two
+  for (double x = std::exp2(std::floor(std::log2(*sizes.begin()))); x < 2 * *sizes.rbegin(); x *= step) {
+    if (x >= *sizes.begin() / 1.2 && x <= *sizes.rbegin() * 1.2) chart.x.ticks.push_back(x);
+  }
+  return draw(chart);
 }
 
 std::string parts_table(const std::vector<TrainingRun>& runs) {
