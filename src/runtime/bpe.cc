@@ -53,16 +53,44 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& out) const {
       return;
     }
   }
-  word.size() <= kShort ? encode_short(word, out) : encode_long(word, out);
+  if (!characters_ && word.size() <= kShort) {  // the usual case, without memory of its own
+    int32_t ids[kShort];
+    int n = 0;
+    for (const char c : word) {
+      if (const int32_t id = bytes_[static_cast<unsigned char>(c)]; id >= 0) ids[n++] = id;
+    }
+    return merge_short(ids, n, out);
+  }
+  std::vector<int32_t> ids;
+  begin(word, ids);
+  ids.size() <= kShort ? merge_short(ids.data(), static_cast<int>(ids.size()), out) : merge_long(ids, out);
 }
 
-void Bpe::encode_short(const std::string_view& word, std::vector<int32_t>& out) const {
-  int32_t ids[kShort];
-  const Slot* pairs[kShort];  // the merge of ids[i] and ids[i + 1], null: none
-  int n = 0;
-  for (const char c : word) {
-    if (const int32_t id = bytes_[static_cast<unsigned char>(c)]; id >= 0) ids[n++] = id;
+void Bpe::begin(std::string_view word, std::vector<int32_t>& symbols) const {
+  const auto byte_id = [&](size_t at) { return bytes_[static_cast<unsigned char>(word[at])]; };
+  symbols.reserve(word.size());
+  bool unknown = false;  // the symbol before is one
+  for (size_t at = 0, next; at < word.size(); at = next) {
+    next = at + 1;
+    if (!characters_) {
+      if (byte_id(at) >= 0) symbols.push_back(byte_id(at));
+      continue;
+    }
+    while (next < word.size() && (static_cast<unsigned char>(word[next]) & 0xc0) == 0x80) ++next;
+    bool known = true;
+    if (const auto found = character_.find(std::string(word.substr(at, next - at))); found != character_.end()) {
+      symbols.push_back(found->second);
+    } else {
+      for (size_t i = at; i < next; ++i) known &= byte_id(i) >= 0;
+      for (size_t i = at; i < next && known; ++i) symbols.push_back(byte_id(i));
+      if (!known && unknown_ >= 0 && !(fused_ && unknown)) symbols.push_back(unknown_);
+    }
+    unknown = !known;
   }
+}
+
+void Bpe::merge_short(int32_t* ids, int n, std::vector<int32_t>& out) const {
+  const Slot* pairs[kShort];  // the merge of ids[i] and ids[i + 1], null: none
   for (int i = 0; i + 1 < n; ++i) pairs[i] = find(ids[i], ids[i + 1]);
   while (n > 1) {
     int best = -1, rank = INT_MAX;
@@ -85,7 +113,7 @@ void Bpe::encode_short(const std::string_view& word, std::vector<int32_t>& out) 
   out.insert(out.end(), ids, ids + n);
 }
 
-void Bpe::encode_long(const std::string_view& word, std::vector<int32_t>& out) const {
+void Bpe::merge_long(const std::vector<int32_t>& ids, std::vector<int32_t>& out) const {
   struct Symbol {
     int32_t id;
     int64_t previous, next;  // -1: none
@@ -99,10 +127,10 @@ void Bpe::encode_long(const std::string_view& word, std::vector<int32_t>& out) c
     }
   };
   std::vector<Symbol> symbols;
-  symbols.reserve(word.size());
-  for (const char c : word) {
+  symbols.reserve(ids.size());
+  for (const int32_t id : ids) {
     const int64_t i = static_cast<int64_t>(symbols.size());
-    if (const int32_t id = bytes_[static_cast<unsigned char>(c)]; id >= 0) symbols.push_back({id, i - 1, i + 1});
+    symbols.push_back({id, i - 1, i + 1});
   }
   if (symbols.empty()) return;
   symbols.back().next = -1;

@@ -64,9 +64,31 @@ void encode_seen(SeenWords& seen, std::string_view word, std::vector<int32_t>& o
   slot = {word, begin, out.size() - begin};
 }
 
+// The byte of <0x0A>; -1: it is no such token.
+int fallback_byte(std::string_view token) {
+  if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return -1;
+  const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; };
+  const int high = digit(token[3]), low = digit(token[4]);
+  return high < 0 || low < 0 ? -1 : high * 16 + low;
+}
+
 bool is_word_character(uint32_t c) { return (unicode::flags()[c] & unicode::kWord) != 0; }
 
 }  // namespace
+
+std::string with_spaces(std::string_view text) {
+  constexpr std::string_view kMark = "\xe2\x96\x81";
+  std::string out;
+  for (size_t at = 0, next; at < text.size(); at = next) {
+    next = std::min(text.find(kMark, at), text.size());
+    out += text.substr(at, next - at);
+    if (next < text.size()) {
+      out += ' ';
+      next += kMark.size();
+    }
+  }
+  return out;
+}
 
 uint32_t byte_level_character(unsigned char byte) { return byte_level().character[byte]; }
 int byte_level_byte(uint32_t point) { return point < byte_level().byte.size() ? byte_level().byte[point] : -1; }
@@ -127,12 +149,13 @@ void Tokenizer::split(std::string_view text, bool normalized, const unsigned cha
 
 std::string Tokenizer::normalize(std::string_view text) const {
   if (wordpiece_) return bert_normalize(bert_, text);
+  if (spaces_.used) return (spaces_.before && !text.empty() ? " " : "") + with_spaces(text);
   return nfc_ ? unicode::nfc(text) : std::string(text);
 }
 
-void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& out) const {
+void Tokenizer::encode_plain(std::string_view text, bool first, std::vector<int32_t>& out) const {
   std::string changed;
-  if (wordpiece_ || nfc_) {
+  if (wordpiece_ || nfc_ || spaces_.used) {
     changed = normalize(text);
     text = changed;
   }
@@ -141,9 +164,28 @@ void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& out) c
   for (const Segment& segment : segments) {
     if (segment.id >= 0) {
       out.push_back(segment.id);
+    } else if (spaces_.used) {
+      encode_characters(segment.text, first && segment.text.data() == text.data(), out);
     } else {
       encode_words(segment.text, out);
     }
+  }
+}
+
+void Tokenizer::encode_characters(std::string_view text, bool first, std::vector<int32_t>& out) const {
+  using Prepend = Spaces::Prepend;
+  std::string spaced;
+  const bool add = spaces_.prepend == Prepend::always || (spaces_.prepend == Prepend::first && first);
+  if (add && !text.empty() && !(spaces_.unless_there && text[0] == ' ')) {
+    spaced = " " + std::string(text);
+    text = spaced;
+  }
+  if (!spaces_.split) return bpe_.encode(text, out);
+  SeenWords seen(text.size());
+  const auto encode = [&](std::string_view word) { bpe_.encode(word, out); };
+  for (size_t at = 0, end; at < text.size(); at = end) {
+    end = std::min(text.find(' ', at + 1), text.size());
+    encode_seen(seen, text.substr(at, end - at), out, encode);
   }
 }
 
@@ -180,8 +222,10 @@ std::vector<int32_t> Tokenizer::encode(const std::vector<Part>& parts, bool add_
   std::vector<int32_t> out;
   if (add_special) out = prefix_;
   std::string plain;  // neighbouring plain texts are one text: words may reach across their seams
+  bool first = true;
   const auto flush = [&] {
-    encode_plain(plain, out);
+    encode_plain(plain, first, out);
+    first = first && plain.empty();
     plain.clear();
   };
   for (const Part& part : parts) {
@@ -198,6 +242,7 @@ std::vector<int32_t> Tokenizer::encode(const std::vector<Part>& parts, bool add_
       } else {
         flush();
         out.push_back(segment.id);
+        first = false;
       }
     }
   }
@@ -233,6 +278,7 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids, const DecodeOptio
     first = false;
     out += piece;
   }
+  if (spaces_.strip && !out.empty() && out[0] == ' ') out.erase(0, 1);
   return unicode::to_valid_utf8(out);
 }
 
@@ -244,6 +290,22 @@ Status Tokenizer::add_pieces(std::vector<std::string> pieces) {
     if (!pieces_[i].empty()) ids_.emplace(pieces_[i], static_cast<int32_t>(i));
   }
   if (wordpiece_) return {};
+  if (spaces_.used) {
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      std::string& piece = pieces_[i];
+      const int32_t id = static_cast<int32_t>(i);
+      if (const int byte = fallback_ ? fallback_byte(piece) : -1; byte >= 0) {
+        ids_.erase(piece);
+        bpe_.set_byte(static_cast<unsigned char>(byte), id);
+        piece = std::string(1, static_cast<char>(byte));
+      } else if (!piece.empty()) {
+        int bytes;
+        unicode::decode(piece, 0, bytes);
+        if (static_cast<size_t>(bytes) == piece.size()) bpe_.set_character(piece, id);
+      }
+    }
+    return {};
+  }
   for (int b = 0; b < 256; ++b) {
     if (const auto at = ids_.find(std::string(1, static_cast<char>(b))); at != ids_.end()) {
       bpe_.set_byte(static_cast<unsigned char>(b), at->second);

@@ -9,9 +9,9 @@
 //   for (int32_t id : ids) fputs(stream.next(id).c_str(), stdout);
 //   fputs(stream.finish().c_str(), stdout);
 //
-// Two kinds: byte-level byte-pair encoding with the word rules of pretokenize.h, and WordPiece. Anything else a file asks for
-// (Unigram, byte fallback, another pattern) is refused with a sentence. A tokenizer does not change once loaded; every call may
-// be made from many threads.
+// Three kinds: byte-level byte-pair encoding with the word rules of pretokenize.h; byte-pair encoding of characters with bytes
+// for those that have no token (Llama 2, Mistral, Gemma); and WordPiece. Anything else a file asks for (Unigram, another
+// pattern) is refused with a sentence. A tokenizer does not change once loaded; every call may be made from many threads.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +71,7 @@ class Tokenizer {
   int64_t size() const { return static_cast<int64_t>(pieces_.size()); }
   int32_t find(std::string_view content) const;  // the token with these bytes, or this special token; -1: none
   bool is_special(int32_t id) const;
-  const char* kind() const { return wordpiece_ ? "WordPiece" : "byte-level BPE"; }
+  const char* kind() const { return wordpiece_ ? "WordPiece" : spaces_.used ? "BPE with byte fallback" : "byte-level BPE"; }
   const std::vector<int32_t>& prefix() const { return prefix_; }  // what add_special puts first
   const std::vector<int32_t>& suffix() const { return suffix_; }
 
@@ -79,6 +79,19 @@ class Tokenizer {
   friend class TokenizerJson;
   friend class TokenizerGguf;
   struct Segment;
+  // Byte-pair encoding of characters, where a space is written as U+2581: here it stays a space in text and tokens.
+  struct Spaces {
+    bool used = false;
+    bool before = false;  // the normaliser puts a space before every text between added tokens
+    enum class Prepend {
+      never,
+      first,
+      always
+    } prepend = Prepend::never;  // a space before the text, or before each piece of it
+    bool unless_there = false;   // not where the text begins with one
+    bool split = false;          // at each space, which begins a word
+    bool strip = false;          // one space at the beginning of a decoded text goes
+  };
 
   // Finishing what a reader filled in.
   Status add_pieces(std::vector<std::string> pieces);
@@ -86,7 +99,8 @@ class Tokenizer {
   void finish(std::vector<AddedToken> added);
 
   void split(std::string_view text, bool normalized, const unsigned char* first, std::vector<Segment>& out) const;
-  void encode_plain(std::string_view text, std::vector<int32_t>& out) const;
+  void encode_plain(std::string_view text, bool first, std::vector<int32_t>& out) const;
+  void encode_characters(std::string_view text, bool first, std::vector<int32_t>& out) const;
   void encode_words(std::string_view text, std::vector<int32_t>& out) const;
   std::string normalize(std::string_view text) const;
 
@@ -98,6 +112,8 @@ class Tokenizer {
   std::vector<int32_t> prefix_, suffix_;
 
   bool wordpiece_ = false;
+  Spaces spaces_;
+  bool fallback_ = false;  // <0x0A> is a byte
   Bpe bpe_;
   Pretokenizer words_;
   bool nfc_ = false;
@@ -118,6 +134,9 @@ class TextStream {
   bool skip_;
   std::string waiting_;
 };
+
+// U+2581 as the space that it stands for.
+std::string with_spaces(std::string_view text);
 
 // The byte-level alphabet: each byte as one printable character. Both directions; -1 where a code point stands for no byte.
 uint32_t byte_level_character(unsigned char byte);

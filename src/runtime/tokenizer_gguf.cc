@@ -1,5 +1,6 @@
 // The tokeniser that a GGUF file carries in its metadata: tokenizer.ggml.tokens, .merges, .token_type, and in .pre the name of
 // the word rule.
+#include <algorithm>
 #include <utility>
 
 #include "core/json.h"
@@ -23,7 +24,7 @@ constexpr NamedRule kRules[] = {
     {"llama-v3", {WordRule::llama3, false, false}, true, false},  {"qwen2", {WordRule::qwen2, false, false}, false, true},
     {"smollm", {WordRule::gpt2, true, false}, false, false},
 };
-enum TokenType { kControl = 3, kUserDefined = 4 };  // the format's numbers; the others are plain or unused
+enum TokenType { kUnknown = 2, kControl = 3, kUserDefined = 4, kByte = 6 };  // the format's; the others are plain or unused
 
 }  // namespace
 
@@ -33,8 +34,9 @@ class TokenizerGguf {
     const auto fail = [&](const std::string& reason) { return bad_input(file.path() + ": " + reason); };
     std::string_view model, pre;
     if (!file.find("tokenizer.ggml.model").text(model)) return fail("has no tokeniser (tokenizer.ggml.model)");
+    if (model == "llama") return read_scored(file, out);
     if (model != "gpt2") {
-      return fail("has a tokeniser of model " + json_quote_short(model) + ", expected \"gpt2\" (byte-level BPE)");
+      return fail("has a tokeniser of model " + json_quote_short(model) + ", expected \"gpt2\" (byte-level BPE) or \"llama\"");
     }
     if (!file.find("tokenizer.ggml.pre").text(pre)) return fail("does not name its pre-tokeniser (tokenizer.ggml.pre)");
     const NamedRule* rule = nullptr;
@@ -95,6 +97,58 @@ class TokenizerGguf {
   }
 
  private:
+  // SentencePiece's pairs: no list of merges, but a score for each token. Of all neighbours that make a token those with the
+  // best one merge first, which is a list of merges with equal ranks for the ways to make one token.
+  static Status read_scored(const GgufFile& file, std::unique_ptr<Tokenizer>& out) {
+    const auto fail = [&](const std::string& reason) { return bad_input(file.path() + ": " + reason); };
+    std::vector<std::string_view> tokens;
+    std::vector<double> scores;
+    std::vector<int64_t> types;
+    if (!file.find("tokenizer.ggml.tokens").texts(tokens) || !file.find("tokenizer.ggml.scores").reals(scores) ||
+        !file.find("tokenizer.ggml.token_type").integers(types) || scores.size() != tokens.size() ||
+        types.size() != tokens.size() || static_cast<int64_t>(tokens.size()) > kMaxVocabulary) {
+      return fail("lacks its tokens, scores or types (tokenizer.ggml.tokens, .scores, .token_type)");
+    }
+    std::unique_ptr<Tokenizer> made(new Tokenizer);
+    Tokenizer::Spaces& spaces = made->spaces_;
+    spaces.used = spaces.strip = made->fallback_ = true;
+    bool prefix = true;
+    file.find("tokenizer.ggml.add_space_prefix").boolean(prefix);
+    spaces.prepend = prefix ? Tokenizer::Spaces::Prepend::first : Tokenizer::Spaces::Prepend::never;
+    spaces.strip = prefix;
+    std::vector<std::string> pieces(tokens.size());
+    std::vector<AddedToken> added;
+    int32_t unknown = -1;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (find_invalid_utf8(tokens[i]) != tokens[i].size()) return fail("token " + std::to_string(i) + " is not UTF-8");
+      if (types[i] == kUnknown) unknown = static_cast<int32_t>(i);
+      if ((types[i] == kControl || types[i] == kUserDefined || types[i] == kUnknown) && !tokens[i].empty()) {
+        added.push_back({std::string(tokens[i]), static_cast<int32_t>(i), types[i] != kUserDefined});
+      } else {
+        pieces[i] = types[i] == kByte ? std::string(tokens[i]) : with_spaces(tokens[i]);
+      }
+    }
+    LINNET_TRY(made->add_pieces(std::move(pieces)));
+    made->bpe_.use_characters(unknown, true);
+    std::vector<size_t> order(tokens.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+    for (size_t rank = 0; rank < order.size(); ++rank) {
+      if (types[order[rank]] == kByte) continue;
+      const std::string_view piece = made->pieces_[order[rank]];
+      for (size_t at = 1; at < piece.size(); ++at) {
+        if ((static_cast<unsigned char>(piece[at]) & 0xc0) == 0x80) continue;
+        const int32_t left = made->find(piece.substr(0, at)), right = made->find(piece.substr(at));
+        if (left >= 0 && right >= 0) made->bpe_.add_merge(left, right, static_cast<int32_t>(rank), made->find(piece));
+      }
+    }
+    made->finish(std::move(added));
+    LINNET_TRY(add_around(file, "bos", made->prefix_, made->size(), true));
+    LINNET_TRY(add_around(file, "eos", made->suffix_, made->size()));
+    out = std::move(made);
+    return {};
+  }
+
   static bool byte_level(std::string_view token, std::string& out) {
     out.clear();
     for (size_t at = 0; at < token.size();) {
@@ -107,9 +161,11 @@ class TokenizerGguf {
     return !out.empty();
   }
 
-  static Status add_around(const GgufFile& file, const std::string& name, std::vector<int32_t>& out, int64_t size) {
-    bool add = false;
-    if (!file.find("tokenizer.ggml.add_" + name + "_token").boolean(add) || !add) return {};
+  static Status add_around(const GgufFile& file, const std::string& name, std::vector<int32_t>& out, int64_t size,
+                           bool otherwise = false) {
+    bool add = otherwise;
+    file.find("tokenizer.ggml.add_" + name + "_token").boolean(add);
+    if (!add) return {};
     int64_t id = -1;
     if (!file.find("tokenizer.ggml." + name + "_token_id").integer(id) || id < 0 || id >= size) {
       return bad_input(file.path() + ": adds a " + name + " token, whose number is missing or out of range");

@@ -49,6 +49,7 @@ class TokenizerJson {
     } else if (type != "BPE" && !(type.empty() && model.has("merges"))) {
       return fail("has a model of type " + json_show_short(model.find("type")) + ", expected BPE (byte-level) or WordPiece");
     }
+    made_->spaces_.used = !made_->wordpiece_ && is_of_characters(root, model);
     LINNET_TRY(read_normalizer(root.find("normalizer")));
     LINNET_TRY(made_->wordpiece_ ? read_wordpiece(root, model) : read_bpe(root, model));
     LINNET_TRY(read_added(root.find("added_tokens")));
@@ -82,14 +83,14 @@ class TokenizerJson {
     for (auto& [id, token] : entries) {
       std::string& piece = pieces[static_cast<size_t>(id)];
       if (!piece.empty()) return fail("token number " + std::to_string(id) + " is given twice");
-      piece = byte_level && byte_level_bytes(token, bytes) ? bytes : token;
+      piece = byte_level && byte_level_bytes(token, bytes) ? bytes : made_->spaces_.used ? with_spaces(token) : token;
     }
     return made_->add_pieces(std::move(pieces));
   }
 
   Status read_bpe(const JsonValue& root, const JsonValue& model) {
     if (!model.find("dropout").is(Kind::null)) return fail("asks for dropout, which belongs to training");
-    if (model.find("byte_fallback").boolean()) return fail("is BPE with byte fallback, which is not supported");
+    if (is_of_characters(root, model)) return read_characters(root, model);
     for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (!model.find(name).string().empty()) return fail("is BPE with a " + std::string(name) + ", expected byte-level BPE");
     }
@@ -97,7 +98,14 @@ class TokenizerJson {
     LINNET_TRY(read_words(root.find("pre_tokenizer"), byte_level, has_rule));
     if (!byte_level || !has_rule) return fail("is BPE without byte-level words, which is not supported");
     LINNET_TRY(read_vocabulary(model.find("vocab"), true));
-    const JsonValue merges = model.find("merges");
+    LINNET_TRY(read_merges(model.find("merges")));
+    if (model.find("ignore_merges").boolean()) {
+      for (size_t i = 0; i < made_->pieces_.size(); ++i) made_->bpe_.add_whole(made_->pieces_[i], static_cast<int32_t>(i));
+    }
+    return {};
+  }
+
+  Status read_merges(const JsonValue& merges) {
     if (!merges.is(Kind::array)) return fail("its model has no merges");
     std::string left, right;
     int32_t rank = 0;
@@ -116,14 +124,68 @@ class TokenizerJson {
         if (pair.next()) b = pair.value().string();
         if (pair.next()) a.clear();
       }
-      if (!byte_level_bytes(a, left) || !byte_level_bytes(b, right)) {
-        return fail("merge " + std::to_string(rank) + " is " + json_show_short(items.value()) +
-                    ", expected two byte-level tokens");
+      const bool characters = made_->spaces_.used;
+      if (characters) {
+        left = with_spaces(a);
+        right = with_spaces(b);
+      }
+      if (characters ? left.empty() || right.empty() : !byte_level_bytes(a, left) || !byte_level_bytes(b, right)) {
+        return fail("merge " + std::to_string(rank) + " is " + json_show_short(items.value()) + ", expected two " +
+                    (characters ? "tokens" : "byte-level tokens"));
       }
       if (const Status status = made_->add_merge(left, right, rank); !status.ok()) return fail(status.message());
     }
+    return {};
+  }
+
+  // Whether words are made of characters, as SentencePiece has them, and not of bytes.
+  static bool is_of_characters(const JsonValue& root, const JsonValue& model) {
+    return model.find("byte_fallback").boolean() || root.find("pre_tokenizer").find("type").equals("Metaspace");
+  }
+
+  Status read_characters(const JsonValue& root, const JsonValue& model) {
+    Tokenizer& t = *made_;
+    const JsonValue pre = root.find("pre_tokenizer"), type = pre.find("type");
+    if (type.equals("Metaspace")) {
+      using Prepend = Tokenizer::Spaces::Prepend;
+      if (!pre.find("replacement").equals("\xe2\x96\x81")) return fail("writes spaces as another character than U+2581");
+      const std::string scheme = pre.has("prepend_scheme") ? pre.find("prepend_scheme").string()
+                                 : pre.has("add_prefix_space") && !pre.find("add_prefix_space").boolean() ? "never"
+                                                                                                          : "always";
+      t.spaces_.prepend = scheme == "never" ? Prepend::never : scheme == "first" ? Prepend::first : Prepend::always;
+      t.spaces_.unless_there = true;
+      t.spaces_.split = !pre.has("split") || pre.find("split").boolean();
+    } else if (type.equals("Split") && pre.find("pattern").find("String").equals(" ")) {
+      // Gemma: its normaliser has left no space to split at.
+    } else if (!pre.is(Kind::null)) {
+      return fail("has the pre-tokeniser " + json_show_short(type) + ", expected none or Metaspace");
+    }
+    LINNET_TRY(read_strip(root.find("decoder")));
+    t.fallback_ = model.find("byte_fallback").boolean();
+    LINNET_TRY(read_vocabulary(model.find("vocab"), false));
+    t.bpe_.use_characters(model.has("unk_token") ? t.find(model.find("unk_token").string()) : -1,
+                          model.find("fuse_unk").boolean());
+    LINNET_TRY(read_merges(model.find("merges")));
     if (model.find("ignore_merges").boolean()) {
-      for (size_t i = 0; i < made_->pieces_.size(); ++i) made_->bpe_.add_whole(made_->pieces_[i], static_cast<int32_t>(i));
+      for (size_t i = 0; i < t.pieces_.size(); ++i) t.bpe_.add_whole(t.pieces_[i], static_cast<int32_t>(i));
+    }
+    return {};
+  }
+
+  // Whether decoding takes a space off the beginning; the other decoders are what a token's bytes already say.
+  Status read_strip(const JsonValue& decoder) {
+    const JsonValue type = decoder.find("type");
+    if (type.equals("Sequence")) {
+      for (JsonItems items(decoder.find("decoders")); items.next();) LINNET_TRY(read_strip(items.value()));
+    } else if (type.equals("Metaspace")) {
+      made_->spaces_.strip = !decoder.find("prepend_scheme").equals("never");
+    } else if (type.equals("Strip")) {
+      int64_t start = 0, stop = 0;
+      if (decoder.find("start").count(start) != nullptr || start > 1 || decoder.find("stop").count(stop) != nullptr ||
+          stop != 0) {
+        return fail("strips more than one space when it decodes, which is not supported");
+      }
+      made_->spaces_.strip = start == 1;
     }
     return {};
   }
@@ -161,7 +223,15 @@ class TokenizerJson {
       return {};
     }
     const JsonValue type = value.find("type");
-    if (!made_->wordpiece_ && type.equals("NFC")) return made_->nfc_ = true, Status();
+    if (made_->spaces_.used && type.equals("Prepend") && value.find("prepend").equals("\xe2\x96\x81")) {
+      made_->spaces_.before = true;
+      return {};
+    }
+    if (made_->spaces_.used && type.equals("Replace") && value.find("pattern").find("String").equals(" ") &&
+        value.find("content").equals("\xe2\x96\x81")) {
+      return {};  // here a space stays a space
+    }
+    if (!made_->wordpiece_ && !made_->spaces_.used && type.equals("NFC")) return made_->nfc_ = true, Status();
     if (!made_->wordpiece_ && type.equals("Sequence")) {
       for (JsonItems items(value.find("normalizers")); items.next();) LINNET_TRY(read_normalizer(items.value()));
       return {};
@@ -176,7 +246,7 @@ class TokenizerJson {
       return {};
     }
     return fail("has the normaliser " + json_show_short(type) + ", expected " +
-                (made_->wordpiece_ ? "BertNormalizer" : "none or NFC"));
+                (made_->wordpiece_ ? "BertNormalizer" : "none, NFC or U+2581 for spaces"));
   }
 
   Status read_words(const JsonValue& value, bool& byte_level, bool& has_rule) {

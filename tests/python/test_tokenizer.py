@@ -1,8 +1,10 @@
 """Tokenisers against the tokenizers package, token for token."""
 
+import json
 import random
 import re
 
+import numpy
 import pytest
 from runtime_cases import MINILM, SMOLLM2, need, runtime, wikitext
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -50,6 +52,78 @@ def byte_pair(kind, tmp_path):
     path = tmp_path / "tokenizer.json"
     made.save(str(path))
     return made, path
+
+
+def character_pairs(kind, tmp_path):
+    """Llama 2 as converted before 2024 and since, Gemma, and a Metaspace tokeniser without byte fallback."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=kind != "metaspace"))
+    prepend, replace = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
+    made.normalizer = {"llama": normalizers.Sequence([prepend, replace]), "gemma": replace}.get(kind) or made.normalizer
+    if kind in ("first", "metaspace"):
+        made.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first" if kind == "first" else "always", split=kind == "metaspace")
+    if kind == "metaspace":
+        made.decoder = decoders.Metaspace("▁", prepend_scheme="always")
+    else:
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        made.decoder = decoders.Sequence(steps if kind == "gemma" else [*steps, decoders.Strip(" ", 1, 0)])
+    specials = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256) if kind != "metaspace"]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=specials, limit_alphabet=60, initial_alphabet=["▁"],
+                                  show_progress=False)
+    made.train_from_iterator([word for text in TEXT * 3 for word in text.split()] if kind != "metaspace" else TEXT * 3, trainer)
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    described = json.loads(path.read_text())  # bytes are tokens of the model alone
+    described["added_tokens"] = [token for token in described["added_tokens"] if not token["content"].startswith("<0x")]
+    described["post_processor"] = json.loads(processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)]).__getstate__())
+    path.write_text(json.dumps(described))
+    made = Tokenizer.from_file(str(path))
+    made.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("word", single_word=True, normalized=False)])
+    made.save(str(path))
+    return made, path
+
+
+@pytest.mark.parametrize("kind", ["llama", "first", "gemma", "metaspace"])
+def test_character_pairs_of_random_texts(kind, tmp_path):
+    reference, path = character_pairs(kind, tmp_path)
+    ours = runtime.Tokenizer(path)
+    compare(reference, ours, TEXT)
+    compare(reference, ours, ["", " ", "  a", "▁a ▁", "a" * 3000, "<s>a b", "<tool>", " <tool> x"])
+    compare(reference, ours, random_texts(2000))
+    for text in TEXT:
+        ids = reference.encode(text).ids
+        assert ours.decode(ids) == reference.decode(ids)
+
+
+def test_scored_pairs_of_a_gguf_file(tmp_path):
+    """SentencePiece's tokens with scores: the merges they stand for, as transformers' converter lists them."""
+    import gguf
+
+    reference, _ = character_pairs("llama", tmp_path)
+    vocabulary = sorted(reference.get_vocab().items(), key=lambda item: item[1])
+    vocabulary = [(token, i) for token, i in vocabulary if token not in ("<tool>", "word")]
+    order = {left + right: rank for rank, (left, right) in enumerate(json.loads(reference.to_str())["model"]["merges"])}
+    writer = gguf.GGUFWriter(tmp_path / "scored.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([token for token, _ in vocabulary])
+    writer.add_token_scores([-float(order.get(token, 100000)) for token, _ in vocabulary])
+    writer.add_token_types([2 if i == 0 else 3 if i < 3 else 6 if i < 259 else 1 for _, i in vocabulary])
+    writer.add_bos_token_id(1)
+    writer.add_tensor("unused", numpy.zeros(32, dtype=numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ours = runtime.Tokenizer(tmp_path / "scored.gguf")
+    pairs = {}
+    for token, _ in vocabulary[259:]:
+        for at in range(1, len(token)):
+            if reference.token_to_id(token[:at]) is not None and reference.token_to_id(token[at:]) is not None:
+                pairs.setdefault(order.get(token, 100000), []).append((token[:at], token[at:]))
+    assert pairs
+    for text in [*TEXT[:1], "a linnet sings", "the quick the lazy"]:
+        assert ours.decode(ours.encode(text)) == text
+        assert ours.encode(text)[0] == 1
+        assert ours.encode(text) == reference.encode(text).ids
 
 
 def word_piece(tmp_path, **options):
@@ -161,7 +235,7 @@ def test_minilm_on_wikitext():
     ("change", "sentence"),
     [
         (('"type":"BPE"', '"type":"Unigram"'), "model of type \"Unigram\", expected BPE"),
-        (('"byte_fallback":false', '"byte_fallback":true'), "byte fallback"),
+        (('"byte_fallback":false', '"byte_fallback":true'), "expected none or Metaspace"),
         (('"use_regex":true', '"use_regex":false'), "without byte-level words"),
         (('"normalizer":null', '"normalizer":{"type":"NFKC"}'), "normaliser \"NFKC\""),
         (('"Ġ"', '"Ġ Ġ"'), "merge"),
