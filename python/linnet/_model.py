@@ -13,6 +13,7 @@ layers.<i>.post_attention_layernorm, layers.<i>.mlp.gate_proj | up_proj | down_p
 """
 
 import difflib
+import functools
 import json
 import os
 import pathlib
@@ -210,23 +211,26 @@ class Model(nn.Module):
             elif module is not self and hasattr(module, "reset_parameters"):
                 module.reset_parameters()
 
-    def hidden(self, ids, state=None, cu_seqlens=None, mask=None):
-        """ids [B, T] -> what the head reads, [B, T, hidden]."""
+    def hidden(self, ids, state=None, cu_seqlens=None, mask=None, every=False):
+        """ids [B, T] -> what the head reads, [B, T, hidden]; every: what each block reads, too, [B, T, blocks + 1, hidden]."""
         if state is None and cu_seqlens is None and mask is None:
-            return self.body(ids)
-        return call(self.body, ids, state, cu_seqlens, mask)
+            return self.body(ids, every=every)
+        return call(functools.partial(self.body, every=every), ids, state, cu_seqlens, mask)
 
-    def body(self, ids, run=None):
+    def body(self, ids, run=None, every=False):
         x = ids if ids.is_floating_point() else self.embed_tokens(ids)  # embeddings may be given themselves
         if self.embed_positions is not None:
             positions = torch.arange(ids.shape[1], device=ids.device) if run is None else run.positions
             x = x + self.embed_positions(positions)
+        read = []
         for block in self.layers:
+            read.append(x)
             if self.gradient_checkpointing and self.training:
                 x = checkpoint(block, x, run, use_reentrant=False)
             else:
                 x = block(x, run)
-        return x if self.norm is None else self.norm(x)
+        x = x if self.norm is None else self.norm(x)
+        return torch.stack([*read, x], 2) if every else x
 
     def logits(self, x):
         """The head: x [.., hidden] -> [.., vocabulary]."""

@@ -10,6 +10,8 @@ The configuration is that of docs/layers.md, "Models". Greedy and sampled genera
 be on either side. Assisted generation needs a cache that can be cut, which a recurrent state cannot.
 """
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -115,8 +117,9 @@ class LinnetPreTrainedModel(PreTrainedModel):
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
 
-    def read(self, input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, cu_seq_lens_q):
-        """The hidden states of the tokens, and the cache."""
+    def read(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None, use_cache=None,
+             cu_seq_lens_q=None, output_hidden_states=None, output_attentions=None, **_):  # fmt: skip
+        """The hidden states of the tokens, the cache, and where they are wanted what each block read and the last norm made."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("linnet: expected input_ids or inputs_embeds, one of them")
         x = input_ids if inputs_embeds is None else inputs_embeds
@@ -130,10 +133,16 @@ class LinnetPreTrainedModel(PreTrainedModel):
         elif position_ids is not None and past_key_values is None and cu_seq_lens_q is None and rows == 1:
             starts = (position_ids[0] == 0).nonzero().flatten().tolist()  # packed: positions begin again
             cu_seq_lens_q = [*starts, tokens] if len(starts) > 1 else None
-        y = self.hidden(x, past_key_values, cu_seq_lens_q, attention_mask)
+        if output_attentions:
+            warnings.warn("linnet: attention weights are never formed, output_attentions gives none", stacklevel=2)
+        every = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        y, states = self.hidden(x, past_key_values, cu_seq_lens_q, attention_mask, every=every), None
+        if every:
+            states = y.unbind(2)
+            y = states[-1]
         if past_key_values is not None:
             past_key_values.columns += tokens
-        return y, past_key_values
+        return y, past_key_values, states
 
 
 class LinnetModel(LinnetPreTrainedModel):
@@ -145,9 +154,9 @@ class LinnetModel(LinnetPreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
-                use_cache=None, cu_seq_lens_q=None, return_dict=True, **_):  # fmt: skip
-        y, cache = self.read(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, cu_seq_lens_q)
-        result = BaseModelOutputWithPast(last_hidden_state=y, past_key_values=cache)
+                use_cache=None, return_dict=True, **others):  # fmt: skip
+        y, cache, states = self.read(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **others)
+        result = BaseModelOutputWithPast(last_hidden_state=y, past_key_values=cache, hidden_states=states)
         return result if return_dict in (None, True) else result.to_tuple()
 
 
@@ -167,8 +176,8 @@ class LinnetForCausalLM(LinnetPreTrainedModel, GenerationMixin):
         self.lm_head = head
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None, labels=None,
-                use_cache=None, cu_seq_lens_q=None, logits_to_keep=0, return_dict=True, **others):  # fmt: skip
-        y, cache = self.read(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, cu_seq_lens_q)
+                use_cache=None, logits_to_keep=0, return_dict=True, **others):  # fmt: skip
+        y, cache, states = self.read(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **others)
         if not isinstance(logits_to_keep, int):
             y = y[:, logits_to_keep]
         elif logits_to_keep:
@@ -178,7 +187,7 @@ class LinnetForCausalLM(LinnetPreTrainedModel, GenerationMixin):
         if labels is not None:
             others = {name: others[name] for name in ("num_items_in_batch", "shift_labels") if name in others}
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **others)
-        result = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        result = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=states)
         return result if return_dict in (None, True) else result.to_tuple()
 
 
@@ -192,11 +201,11 @@ class LinnetForSequenceClassification(LinnetPreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None, labels=None,
-                use_cache=False, return_dict=True, **_):  # fmt: skip
+                use_cache=False, return_dict=True, **others):  # fmt: skip
         pad = self.config.pad_token_id
         if attention_mask is None and input_ids is not None and pad is not None:
             attention_mask = input_ids != pad
-        y, cache = self.read(input_ids, attention_mask, None, past_key_values, inputs_embeds, use_cache, None)
+        y, cache, states = self.read(input_ids, attention_mask, None, past_key_values, inputs_embeds, use_cache, **others)
         if attention_mask is None:
             last = y[:, -1]
         else:
@@ -214,7 +223,7 @@ class LinnetForSequenceClassification(LinnetPreTrainedModel):
                 loss = F.binary_cross_entropy_with_logits(logits.float(), labels.float())
             else:
                 loss = F.cross_entropy(logits.float(), labels.flatten())
-        result = SequenceClassifierOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        result = SequenceClassifierOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=states)
         return result if return_dict in (None, True) else result.to_tuple()
 
 

@@ -136,6 +136,13 @@ def test_training_packing_and_checkpointing(tmp_path):
         alone = torch.cat([model(ids[:1, :5]).logits, model(ids[:1, 5:]).logits], 1)
         torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-4)
         assert torch.equal(packed, other)
+        whole = model(ids, output_hidden_states=True)
+        assert len(whole.hidden_states) == len(model.layers) + 1
+        assert torch.equal(whole.hidden_states[0], model.embed_tokens(ids))
+        assert torch.equal(model.logits(whole.hidden_states[-1]), whole.logits)
+        assert torch.equal(whole.hidden_states[1], model.layers[0](model.embed_tokens(ids)))
+        with pytest.warns(UserWarning, match="attention weights are never formed"):
+            model(ids, output_attentions=True)
         embedded = model(inputs_embeds=model.get_input_embeddings()(ids)).logits
         assert torch.equal(embedded, model(ids).logits)
 
