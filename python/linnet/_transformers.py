@@ -4,6 +4,7 @@ transformers asks for a mask once per forward and hands it to every layer. The m
 packing) that the attention reads directly; it becomes a dense tensor only when something else looks at its values.
 """
 
+import contextlib
 import functools
 import math
 import warnings
@@ -174,6 +175,47 @@ def _packed(rule, query, key, value, options):
     return out.unflatten(0, (batch, queries))
 
 
+def _from_pages(module, query, key, value, read, cache, read_index, write_index, cu_seq_lens_q, cu_seq_lens_k, max_length_q,
+                max_length_k, sliding_window=None, **_):  # fmt: skip
+    """Continuous batching: the new tokens of many requests end to end, [1, H, total, D], their older keys in pages of a cache.
+
+    A step of one token for each request reads the pages where they lie; prompts, and layers with a window, read them gathered.
+    """
+    allocator = cache.layer_to_allocator[module.layer_idx]
+    wanted, written = read_index[allocator.index], write_index[allocator.index]
+    kind = allocator.layer_type
+    offsets_q, offsets_k = cu_seq_lens_q, cu_seq_lens_k[kind]
+    q, k, v = (each.transpose(1, 2)[0] for each in (query, key, value))  # [total, H, D]
+    if max_length_q == 1 and wanted.numel() > 0 and kind == "full_attention":
+        allocator.update(k, v, module.layer_idx, wanted[:0], written)  # no index to read: it writes alone
+        k_pages, v_pages = allocator.get_cache_for_block_table(module.layer_idx)
+        page, lengths = allocator.tokens_per_page, offsets_k.diff()
+        firsts = offsets_k[:-1, None] + torch.arange(0, max_length_k[kind], page, device=q.device)  # of each page's tokens
+        table = wanted[firsts.clamp(max=wanted.numel() - 1)] // page
+        return FUNCTIONS["softmax_paged"](q[:, None], k_pages, v_pages, table, lengths, causal=True, **read).transpose(0, 1)
+    k, v = allocator.update(k, v, module.layer_idx, wanted, written)
+    window = (sliding_window - 1, -1) if sliding_window and kind == "sliding_attention" else (-1, -1)
+    offsets = {"cu_seqlens_q": offsets_q, "cu_seqlens_k": offsets_k}
+    return FUNCTIONS["softmax"](q, k, v, causal=True, window=window, **offsets, **read)[None]
+
+
+def _install_continuous(name):
+    """Lets transformers' continuous batching keep this implementation, which it knows by a list of names."""
+    from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager as Manager
+
+    original = Manager.switch_to_cb_friendly_attn
+    if name in getattr(original, "linnet", ()):
+        return
+
+    @functools.wraps(original)
+    def switch(self, model, *arguments, **keywords):
+        if model.config._attn_implementation != name:
+            original(self, model, *arguments, **keywords)
+
+    switch.linnet = (*getattr(original, "linnet", ()), name)
+    Manager.switch_to_cb_friendly_attn = switch
+
+
 def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, **options):
     """query [B, H, Tq, D], key and value [B, Hkv, Tk, D], all strided views; returns [B, Tq, H, D]."""
     if dropout and module.training:
@@ -185,6 +227,8 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
         warnings.warn("linnet: attention weights are never formed, output_attentions gives none; eager attention has them")
     tokens = query.shape[2]
     read = {"sinks": options.get("s_aux"), "softcap": options.get("softcap") or 0.0, "scale": scaling}
+    if hasattr(options.get("cache"), "layer_to_allocator"):
+        return _from_pages(module, query, key, value, read, **options), None
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     if isinstance(attention_mask, _Mask):
@@ -230,3 +274,5 @@ def register_with_transformers(name="linnet"):
     AttentionInterface.register(name, _attention)
     AttentionMaskInterface.register(name, _mask)  # without one, padding and windows would be dropped silently
     install_recurrent()
+    with contextlib.suppress(ImportError, AttributeError):  # a transformers without continuous batching, or with another form of it
+        _install_continuous(name)

@@ -173,3 +173,42 @@ def test_other_masks_stay_dense(monkeypatch):
     assert isinstance(rule, _transformers._Mask) and rule.shape == (1, 1, 5, 5) and rule.dtype == torch.bool
     band = torch.ones(5, 5).tril().triu(-1).bool()
     assert torch.equal(rule[0, 0], band) and torch.equal((~rule)[0, 0], ~band) and type(rule[0, 0]) is torch.Tensor
+
+
+CONTINUOUS = {
+    "llama": (transformers.LlamaConfig, {}),
+    "mistral-window": (transformers.MistralConfig, {"sliding_window": 6}),
+    "gemma2-alternating": (transformers.Gemma2Config, {"sliding_window": 6, "head_dim": 16}),
+}
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_continuous_batching_over_pages(name, monkeypatch):
+    """Requests of different lengths in one batch, keys in pages of four tokens: the tokens of each request alone."""
+    from linnet import _transformers
+
+    kind, more = CONTINUOUS[name]
+    config = kind(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                  max_position_embeddings=256, initializer_range=0.3, **more)  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    prompts = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15], [3], list(range(1, 60))]
+    generation = transformers.GenerationConfig(max_new_tokens=10, do_sample=False, eos_token_id=96, pad_token_id=0)
+    expected = [model.generate(torch.tensor([ids]), generation_config=generation)[0, len(ids) :].tolist() for ids in prompts]
+    model.set_attn_implementation("linnet")
+    calls = {"softmax_paged": 0, "softmax": 0}
+
+    def counted(function):
+        def call(*arguments, **keywords):
+            calls[function.__name__] += 1
+            return function(*arguments, **keywords)
+
+        return call
+
+    functions = {**_transformers.FUNCTIONS, **{each: counted(getattr(linnet, each)) for each in calls}}
+    monkeypatch.setattr(_transformers, "FUNCTIONS", functions)
+    pages = transformers.ContinuousBatchingConfig(page_size=4, num_blocks=64, max_batch_tokens=128)
+    results = model.generate_batch(inputs=prompts, generation_config=generation, continuous_batching_config=pages, progress_bar=False)
+    assert [results[key].generated_tokens for key in sorted(results)] == expected
+    assert calls["softmax"] > 0 and (calls["softmax_paged"] > 0) == (name != "mistral-window")
+    assert model.config._attn_implementation == "linnet"
