@@ -21,7 +21,7 @@ TIMED := linnet demo test check bench wheel package-check lint sanitize
 .PHONY: $(TIMED) $(TIMED:%=do-%) test-build format sanitize-address sanitize-thread clean distclean help
 
 linnet: ## build the command and liblinnet.so for this machine alone, in build/: its widest instruction set, CUDA if it has a GPU (the default)
-demo: ## build that, then compare the mechanisms on attention inputs of a real transformer (out/compare.html), and ask a small model
+demo: ## build that, then compare the mechanisms on attention inputs of a real transformer (out/compare.html), ask a small model, and let four layers learn to recall (out/mqar.html)
 test: ## build everything (all instruction sets, CUDA if there is an nvcc, the torch operators, the C++ tests), then run all tests
 check: ## build the command, then check the kernels against the vector files and 1000 random cases
 bench: ## build everything, then measure mechanisms beside PyTorch's own functions, with the machine's ceilings
@@ -49,6 +49,8 @@ do-demo: do-linnet
 	  echo "SmolLM2-135M-Instruct, asked: Why do birds sing?"; \
 	  $(BUILD)/linnet generate "$$model" --chat --prompt "Why do birds sing?" --tokens 80; \
 	else echo "demo: without the language model, which could not be fetched"; fi
+	@echo
+	@tools/demo_train.sh $(BUILD) out
 
 do-test: test-build
 	@tools/test.sh $(BUILD)
