@@ -160,5 +160,5 @@ def softmax(q, k, v, sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, scale=Non
 
 @_or_kernel
 def gated(q, k, v, g, position="G1", granularity="elementwise", act="sigmoid", mode="multiply", shared=False, **options):
-    y = softmax.formula(q, k, v, **options)
-    return gated_gate.formula(y, g, granularity, act, mode, shared)
+    y = softmax(q=q, k=k, v=v, **options)
+    return gated_gate(y=y, g=g, granularity=granularity, act=act, mode=mode, shared=shared)

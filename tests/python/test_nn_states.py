@@ -203,3 +203,21 @@ def test_wrong_calls_get_a_sentence():
     with pytest.raises(NotImplementedError, match="hybrid_attention: hybrid cannot be continued token by token"):
         linnet.nn.HybridAttention(hidden=16, heads=2).make_state()
     assert VOCABULARY == model.config["vocab_size"]
+
+
+@pytest.mark.parametrize("name", [*RECURRENCES, "softmax_attention", "softmax-window-sinks", "softmax-G1", "softmax-G2-headwise", "retention-half"])
+def test_devices_without_these_kernels(name, monkeypatch):
+    """As on a GPU that has the recurrences alone: torch's formulas for the rest, and no decode operators."""
+    module, x = layer_of(name), x_of(3, 40)
+    with torch.no_grad():
+        whole = module(x)
+    for function in [each for each in vars(linnet.nn.kernels) if hasattr(getattr(linnet.nn.kernels, each), "formula")]:
+        monkeypatch.setattr(linnet.nn.kernels, function, getattr(linnet.nn.kernels, function).formula)
+    monkeypatch.setattr("linnet._state.has_kernel", lambda op, device: False)
+    close(module(x), whole)
+    with torch.no_grad():
+        state = module.make_state(3)
+        pieces = [module(piece, state=state) for piece in x.split([20, *[1] * 10, 10], 1)]
+        close(torch.cat(pieces, 1), whole)
+        packed = module(x.reshape(1, 120, 16), cu_seqlens=[0, 40, 80, 120])
+        close(packed.reshape(3, 40, 16), whole)
