@@ -2,6 +2,9 @@
 # nvcc. An image is named by the path of its source below src/mechanisms (or src): recurrence/cuda/delta/walk_bf16.
 # src/core/cuda.h loads the images through the driver at run time: the library links nothing of CUDA. An image is a cubin inside
 # a compressed fatbin, a fifth of its size; the driver unpacks it when it is loaded.
+# Images are grouped by the first folder of their names. A source that launches kernels names its group (LINNET_USES_IMAGES of
+# src/core/cuda.h), which brings the group into a program; the table below only knows those that are there. So a program that
+# links one mechanism statically carries no image of another.
 # The variable LINNET_CUDA_IMAGES of the environment names a folder of images that were just compiled from the same sources.
 find_program(LINNET_NVCC nvcc HINTS /usr/local/cuda/bin)
 if(LINNET_NVCC)
@@ -24,6 +27,7 @@ endif()
 
 function(linnet_cuda_sources target)
   set(declarations "")
+  set(groups "")
   set(rows "")
   set(count 0)
   if(LINNET_CUDA)
@@ -45,11 +49,30 @@ function(linnet_cuda_sources target)
           DEPFILE ${image}.d COMMENT "Building CUDA image ${name}.fatbin" VERBATIM)
       endif()
       linnet_embed(${target} ${symbol} ${image})
-      string(APPEND declarations "extern \"C\" const char ${symbol}_begin[];\n")
+      string(APPEND declarations "extern \"C\" [[gnu::weak]] const char ${symbol}_begin[];\n")
       string(APPEND rows "  if (std::strcmp(name, \"${name}\") == 0) return ${symbol}_begin;\n")
       math(EXPR count "${count} + 1")
     endforeach()
   endif()
+  foreach(source ${ARGN})  # without nvcc a group is empty
+    string(REGEX REPLACE "^${CMAKE_SOURCE_DIR}/src/(mechanisms/)?([^/]*)/.*" "\\2" group ${source})
+    string(REGEX REPLACE "^${CMAKE_SOURCE_DIR}/src/(mechanisms/)?(.*)\\.cu$" "\\2" name ${source})
+    string(REPLACE "/" "_" symbol linnet_${name})
+    list(APPEND groups ${group})
+    if(LINNET_CUDA)
+      string(APPEND declared_${group} "extern \"C\" const char ${symbol}_begin[];\n")
+      string(APPEND listed_${group} "${symbol}_begin, ")
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES groups)
+  foreach(group ${groups})
+    set(file ${CMAKE_BINARY_DIR}/cuda/images_${group}.cc)
+    file(CONFIGURE OUTPUT ${file} CONTENT "${declared_${group}}
+extern \"C\" const char* const linnet_images_${group}[];
+const char* const linnet_images_${group}[] = {${listed_${group}}nullptr};
+")
+    target_sources(${target} PRIVATE ${file})
+  endforeach()
   set(table ${CMAKE_BINARY_DIR}/cuda/images.cc)
   file(CONFIGURE OUTPUT ${table} CONTENT "#include \"core/cuda_images.h\"
 

@@ -8,7 +8,7 @@ install(TARGETS linnet linnet_shared EXPORT linnet_targets ARCHIVE DESTINATION $
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet
   FILES_MATCHING PATTERN "linnet.h" PATTERN "linnet_c.h" PATTERN "linnet_c_layers.h" PATTERN "linnet_c_runtime.h"
-  PATTERN "core/args.h" PATTERN "core/executor.h" PATTERN "core/launch.h" PATTERN "core/op.h" PATTERN "core/status.h" PATTERN "core/version.h"
+  PATTERN "core/args.h" PATTERN "core/executor.h" PATTERN "core/launch.h" PATTERN "core/op.h" PATTERN "core/status.h" PATTERN "core/tolerance.h" PATTERN "core/version.h"
   PATTERN "core/view.h"
   PATTERN "cli" EXCLUDE PATTERN "check" EXCLUDE
   PATTERN "bench" EXCLUDE PATTERN "compare" EXCLUDE PATTERN "report" EXCLUDE PATTERN "torch" EXCLUDE PATTERN "simd" EXCLUDE)

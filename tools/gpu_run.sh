@@ -180,7 +180,7 @@ if [ -n "${PEERS:-}" ] && [[ " $parts " == *" bench "* ]]; then
 fi
 begin() {
   case $1 in
-    tests) part "Functions of src/ptx" indented "$folder/ptx_test" --gtest_brief=1 ;;
+    tests) part "All C++ tests, on this GPU too" indented "$folder/linnet_tests" --gtest_brief=1 ;;
     check)
       part "Vector files" vectors
       part "Long sequences" long_sequences

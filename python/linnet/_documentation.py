@@ -34,6 +34,8 @@ EXAMPLES = {  # by the meaning of the values; otherwise any number
     "unit": "torch.nn.functional.normalize(torch.randn({}), dim=-1)",
     "positive": "0.5 + torch.rand({})",
     "unit_interval": "torch.rand({})",
+    "write_strength": "torch.rand({})",
+    "unit_rows": "torch.nn.functional.normalize(torch.randn({}), dim=-1)",
     "weights": "torch.rand({})",
     "gain": "1 + torch.rand({})",
     "log_decay": "-torch.rand({})",

@@ -36,4 +36,5 @@ def _load():
 
 LIBRARY, _description = _load()
 VERSION = _description["version"]
+TOLERANCE = _description["tolerance"]  # of src/core/tolerance.h; each implementation's gates stand in its declaration
 DECLARATIONS = {declaration["name"]: declaration for declaration in _description["ops"]}

@@ -66,7 +66,7 @@ def _register_backward(declaration):
     received = [i for i, decl in enumerate(outputs) if decl["differentiable"]]
     saved = [i for i, decl in enumerate(outputs) if decl["saved"]]
     options = [torch_name(option["name"]) for option in declaration["options"]]
-    backward_op = getattr(torch.ops.linnet, name + "_backward").default
+    forward_op, backward_op = OPERATORS[name], getattr(torch.ops.linnet, name + "_backward").default
 
     def fake(*tensors, wanted, **keywords):
         given = tensors[len(received) : len(received) + len(inputs)]
@@ -96,7 +96,11 @@ def _register_backward(declaration):
         incoming = [None if ctx.declined[i] else gradients[i] for i in received]
         results = [None] * len(inputs)
         if any(wanted) and any(gradient is not None for gradient in incoming):
-            computed = operator(*incoming, *ctx.saved_tensors, **ctx.options, wanted=wanted)
+            if operator is backward_op and not torch.is_grad_enabled():  # no graph of this gradient is asked for
+                with BelowAutograd():
+                    computed = operator(*incoming, *ctx.saved_tensors, **ctx.options, wanted=wanted)
+            else:
+                computed = operator(*incoming, *ctx.saved_tensors, **ctx.options, wanted=wanted)
             computed = computed if isinstance(computed, tuple) else (computed,)
             for i, want, gradient in zip(differentiable, wanted, computed):
                 results[i] = gradient if want else None
@@ -113,7 +117,8 @@ def _register_backward(declaration):
 
         @staticmethod
         def forward(ctx, keywords, *inputs):
-            output = getattr(torch.ops.linnet, name).default(*inputs, **keywords)
+            with BelowAutograd():
+                output = forward_op(*inputs, **keywords)
             setup_context(ctx, inputs, output, keywords)
             return output
 
@@ -205,10 +210,13 @@ def call(name, tensors, keywords):
     try:
         look_at_layout(name, tensors[0])
         refuse_tangents(name, tensors)
-        if name in EAGER and torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
-            table = FUNCTIONAL if torch._C._are_functorch_transforms_active() else EAGER
-            return table[name].apply(keywords, *tensors)
-        return getattr(torch.ops.linnet, name).default(*tensors, **keywords)
+        wanted = name in EAGER and torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+        if torch._C._are_functorch_transforms_active():
+            return FUNCTIONAL[name].apply(keywords, *tensors) if wanted else OPERATORS[name](*tensors, **keywords)
+        if wanted:
+            return EAGER[name].apply(keywords, *tensors)
+        with BelowAutograd():
+            return OPERATORS[name](*tensors, **keywords)
     except (RuntimeError, TypeError) as error:
         explain_types(DECLARATIONS[name], tensors, keywords, error)
         raise
@@ -283,7 +291,12 @@ def _function(declaration):
     return function
 
 
+# Where no gradient is wanted, or autograd.Function keeps the graph itself: the autograd that torch.library adds to an operator is
+# a Python function that every call would pass through.
+BelowAutograd = torch._C._AutoDispatchBelowAutograd
+
 EAGER, FUNCTIONAL, FUNCTIONS = {}, {}, {}
+OPERATORS = {name: getattr(torch.ops.linnet, name).default for name in DECLARATIONS}
 for _declaration in DECLARATIONS.values():
     _register_fake(_declaration)
     _register_vmap(_declaration["name"], _declaration["inputs"])

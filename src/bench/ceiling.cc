@@ -10,6 +10,8 @@
 #include "bench/timing.h"
 #include "core/cuda.h"
 
+LINNET_USES_IMAGES(bench)
+
 namespace linnet::bench {
 namespace {
 

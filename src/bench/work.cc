@@ -39,6 +39,7 @@ void draw_row(Values kind, std::mt19937_64& random, double* row, int64_t count) 
     switch (kind) {
       case Values::feature_sums:
       case Values::weights:
+      case Values::write_strength:
       case Values::unit_interval: row[i] = uniform(random); break;
       case Values::gain: row[i] = 1 + uniform(random); break;
       case Values::rounding: row[i] = 0; break;

@@ -4,13 +4,14 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
+
+#include "check/poison.h"
 
 namespace linnet::check {
 namespace {
 
-// The largest finite magnitude among inputs, incoming gradients and real options (a softmax scale of 1000 multiplies the
-// rounding errors of its gradients as inputs of 1000 would), at least 1.
+// The largest finite magnitude among inputs and incoming gradients, at least 1. Options do not count: a softmax scale of 1000
+// sharpens the weights, but the results stay as large as the values are.
 double scale_of(const Problem& problem) {
   double scale = 1;
   for (const auto* list : {&problem.inputs, &problem.incoming}) {
@@ -20,12 +21,6 @@ double scale_of(const Problem& problem) {
         if (std::isfinite(x)) scale = std::max(scale, std::abs(x));
       }
     }
-  }
-  for (const auto& [name, text] : problem.options) {
-    const OptionDecl* option = problem.op->find_option(name);
-    if (option == nullptr || (option->kind != OptionKind::real && option->kind != OptionKind::maybe_real)) continue;
-    const double x = std::strtod(text.c_str(), nullptr);
-    if (std::isfinite(x)) scale = std::max(scale, std::abs(x));
   }
   return scale;
 }
@@ -51,6 +46,24 @@ Status check_batch_row(const Problem& problem, const Setting& setting, const Exe
     result->faults.push_back(part.name + " of batch row " + std::to_string(row % batch) + " differs when it is computed alone");
   }
   return {};
+}
+
+// A causal call with NaN or infinity in one token: earlier rows keep their bits.
+Status check_poison(const Problem& problem, const Setting& setting, const Execution& whole, Result* result) {
+  Poisoned poisoned;
+  if (!poison(problem, setting.seed, &poisoned)) return {};
+  Execution run;
+  LINNET_TRY(execute(poisoned.problem, setting, &run));
+  const std::vector<std::string> faults = poison_faults(poisoned, whole.results, run.results);
+  result->faults.insert(result->faults.end(), faults.begin(), faults.end());
+  return {};
+}
+
+Rounding rounding_of(const Op& op, const std::string& name) {
+  for (const Impl& impl : op.impls) {
+    if (impl.name == name) return impl.rounding;
+  }
+  return Rounding::none;
 }
 
 // A state that only grows (tolerance.h).
@@ -88,7 +101,8 @@ void judge(const Problem& problem, const Execution& reference, const std::vector
     const Array* expected = find_array(want, tensor.name);
     if (expected == nullptr) continue;
     const Pass pass = contains(problem.gradients, tensor.name) ? Pass::backward : Pass::forward;
-    gate.rms = rms_gate(problem.dtype, pass, against, grows(problem), reference.largest_logit);
+    gate.rms =
+        rms_gate(problem.dtype, pass, against, grows(problem), reference.largest_logit, rounding_of(*problem.op, result->impl));
     gate.terms = reference.flops[pass == Pass::backward] / 2 / std::max<double>(1, static_cast<double>(tensor.values.size()));
     gate.stored = tensor.dtype;
     const TensorDecl* output = problem.op->find_output(tensor.name);
@@ -122,7 +136,12 @@ Status check_problem(const Problem& problem, const Setting& setting, Result* res
     result->faults.push_back(run.results[i].name + " differs between " + std::to_string(setting.threads) + " and " +
                              std::to_string(other.threads) + " threads");
   }
-  return check_batch_row(problem, setting, run, result);
+  LINNET_TRY(check_batch_row(problem, setting, run, result));
+  return check_poison(problem, setting, run, result);
+}
+
+bool is_refusal(const Status& status) {
+  return status.code() == Code::impossible && status.message().find(" cannot run: ") != std::string::npos;
 }
 
 Status run_case(const Case& c, Result* result) {

@@ -6,7 +6,8 @@
 //
 // The implementation runs on the inputs as rounded to the dtype, with a workspace full of NaN and canaries around every buffer;
 // the reference runs in f64 on the same rounded inputs, its backward on the results that the implementation saved. A second run
-// with another number of threads, and one row of the batch computed alone, must agree bit by bit.
+// with another number of threads, and one row of the batch computed alone, must agree bit by bit. In a causal call NaN in one
+// token must leave the bits of every earlier row.
 #pragma once
 
 #include <string>
@@ -36,6 +37,9 @@ struct Result {
   bool ok() const;
   std::string text() const;  // what failed, line by line
 };
+
+// Whether an implementation refused the call (choose_impl), as opposed to one that was tried and failed.
+bool is_refusal(const Status& status);
 
 // A failed status means that the case could not be run; a check that failed is in the result.
 Status run_case(const Case& c, Result* result);

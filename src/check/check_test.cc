@@ -12,9 +12,10 @@
 namespace linnet::check {
 namespace {
 
-// twice: out = 2 x, total = sum of x over the last dimension; x [B, T, K].
+// twice: out = factor x, total = sum of x over the last dimension; x [B, T, K].
 struct TwiceArgs {
   View x;
+  double factor = 2, weight = 1;  // weight does nothing
 };
 struct TwiceOut {
   View out, total;
@@ -35,6 +36,10 @@ enum class Fault {
   depends_on_threads,
   depends_on_batch,
   wrong_gradient,
+  reads_later,      // a later token times 0
+  all_zero,         // with logits of 8000: see declare_twice
+  rounds_too_much,  // 2.5e-3: what a matrix unit may cost in bf16, and nothing else
+  offset,           // 5e-4 more than it should be
 };
 
 void rows(const View& from, const View& to, double factor) {
@@ -50,7 +55,11 @@ void rows(const View& from, const View& to, double factor) {
 
 template <Fault fault>
 void twice_forward(const TwiceArgs& args, const TwiceOut& out, const Launch& launch) {
-  rows(args.x, out.out, fault == Fault::wrong_value ? 2.01 : 2);
+  const double error = fault == Fault::wrong_value       ? 1.005
+                       : fault == Fault::all_zero        ? 0
+                       : fault == Fault::rounds_too_much ? 1.0025
+                                                         : 1;
+  rows(args.x, out.out, args.factor * error);
   const View& x = args.x;
   if (out.total.given()) {
     for (int64_t b = 0; b < x.size[0]; ++b) {
@@ -72,31 +81,45 @@ void twice_forward(const TwiceArgs& args, const TwiceOut& out, const Launch& lau
   if (fault == Fault::reads_workspace) put(out.out, 0, workspace[3]);
   if (fault == Fault::overruns_workspace) workspace[8 + 16] = 1;  // 64 bytes asked for, and up to 128 for the alignment
   if (fault == Fault::depends_on_threads) put(out.out, 0, 2 * load_f64(x.data, x.dtype, 0) * (1 + 1e-15 * launch.workers));
+  for (int64_t i = 0; fault == Fault::offset && i < out.out.size[1]; ++i) {
+    const int64_t at = i * out.out.stride[1];
+    put(out.out, at, load_f64(out.out.data, out.out.dtype, at) + 5e-4);
+  }
+  for (int64_t i = 0; fault == Fault::reads_later && i + 1 < x.size[1]; ++i) {
+    const double later = load_f64(x.data, x.dtype, (i + 1) * x.stride[1]);
+    put(out.out, i * out.out.stride[1], load_f64(out.out.data, out.out.dtype, i * out.out.stride[1]) + 0 * later);
+  }
   if (fault == Fault::depends_on_batch) put(out.out, 0, 2 * load_f64(x.data, x.dtype, 0) * (1 + 1e-15 * x.size[0]));
 }
 
 template <Fault fault>
-void twice_backward(const TwiceArgs&, const TwiceOut&, const TwiceGrads& grads, const Launch&) {
-  rows(grads.dout, grads.dx, fault == Fault::wrong_gradient ? 3 : 2);
+void twice_backward(const TwiceArgs& args, const TwiceOut&, const TwiceGrads& grads, const Launch&) {
+  rows(grads.dout, grads.dx, fault == Fault::wrong_gradient ? 1.5 * args.factor : args.factor);
 }
 
 int64_t twice_workspace(const TwiceArgs&, Pass, int) { return 64; }
+double huge_logit(const TwiceArgs&) { return 8000; }
 
 template <Fault fault>
 Op declare_twice() {
   using A = TwiceArgs;
   using O = TwiceOut;
   using G = TwiceGrads;
-  return Declare<A, O, G>("twice", "twice", "doubles")
-      .input("x", &A::x, "B T K", "numbers")
+  Declare<A, O, G> op("twice", "twice", "doubles");
+  op.input("x", &A::x, "B T K", "numbers")
       .grad(&G::dx)
       .output("out", &O::out, "B T K", "twice the numbers")
       .grad(&G::dout)
       .output("total", &O::total, "B T 1", "their sums")
       .element(Element::acc)
       .optional()
-      .impl<twice_forward<Fault::none>, twice_backward<Fault::none>, twice_workspace>("ref", always_available)
+      .option("factor", &A::factor, 0, 10, "2")
+      .option("weight", &A::weight, 0, 1000, "of nothing")
+      .always_causal()
+      .template impl<twice_forward<Fault::none>, twice_backward<Fault::none>, twice_workspace>("ref", always_available)
       .template impl<twice_forward<fault>, twice_backward<fault>, twice_workspace>("broken", always_available);
+  if (fault == Fault::all_zero) op.template largest_logit<huge_logit>();
+  return op;
 }
 
 struct Broken {
@@ -120,6 +143,7 @@ std::vector<Broken> broken_table() {
       {"depends_on_batch", declare_twice<Fault::depends_on_batch>(), false,
        "out of batch row 0 differs when it is computed alone"},
       {"wrong_gradient", declare_twice<Fault::wrong_gradient>(), false, "dx: rms 5.00e-01 of"},
+      {"reads_later", declare_twice<Fault::reads_later>(), false, "is not finite"},
   };
 }
 
@@ -146,6 +170,54 @@ TEST(CheckEngine, SeesEveryFault) {
       }
       EXPECT_EQ(seen, *broken.says != '\0') << broken.name << " " << dtype_name(dtype);
     }
+  }
+}
+
+// Each gate can fail: errors that it is there for, beside ones that it must let pass.
+TEST(CheckEngine, EveryGateCanFail) {
+  using Options = std::vector<std::pair<std::string, std::string>>;
+  const Options tiny = {{"factor", "1e-06"}}, tiny_weighted = {{"factor", "1e-06"}, {"weight", "1000"}};
+  Op rounding = declare_twice<Fault::rounds_too_much>();
+  rounding.impls.back().rounding = Rounding::matrix_units;
+  const struct {
+    const char* name;
+    Op op;
+    Dtype dtype;
+    Options options;
+    bool ok;
+  } table[] = {
+      {"nothing computed, logits of 8000", declare_twice<Fault::all_zero>(), Dtype::bf16, {}, false},
+      {"nothing computed, logits of 8000", declare_twice<Fault::all_zero>(), Dtype::f32, {}, false},
+      {"2.5e-3 where nothing rounds", declare_twice<Fault::rounds_too_much>(), Dtype::bf16, {}, false},
+      {"2.5e-3 where a matrix unit rounds", rounding, Dtype::bf16, {}, true},
+      {"small results, right", declare_twice<Fault::none>(), Dtype::bf16, tiny, true},
+      {"small results, 5e-4 of the scale", declare_twice<Fault::offset>(), Dtype::bf16, tiny, false},
+      {"small results, 5e-4 of the scale", declare_twice<Fault::offset>(), Dtype::f16, tiny, false},
+      {"an option of 1000 does not widen it", declare_twice<Fault::offset>(), Dtype::f32, tiny_weighted, false},
+  };
+  for (const auto& row : table) {
+    Case c;
+    c.op = &row.op;
+    c.letters = {{"B", 2}, {"T", 50}, {"K", 7}};
+    c.dtype = row.dtype;
+    c.options = row.options;
+    c.impl = "broken";
+    Result result;
+    const Status status = run_case(c, &result);
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(result.ok(), row.ok) << row.name << " " << dtype_name(row.dtype) << "\n" << result.text();
+  }
+}
+
+TEST(Tolerance, GrowsOnlySoFar) {
+  const auto gate = [](Dtype dtype, double logit) { return rms_gate(dtype, Pass::forward, Against::reference, false, logit); };
+  EXPECT_EQ(gate(Dtype::f32, 32), 2 * gate(Dtype::f32, 0));
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
+    for (const double logit : {0.0, 100.0, 8000.0, 1e9}) {
+      EXPECT_LE(gate(dtype, logit), kLargestRms);
+      EXPECT_LE(max_gate(gate(dtype, logit)), kLargestMax);
+    }
+    EXPECT_LE(cancelled_gate(epsilon(dtype), 1e12), kCancelledMost);
   }
 }
 

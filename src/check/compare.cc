@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <limits>
 
+#include "core/half.h"
+
 namespace linnet::check {
 namespace {
 
@@ -26,6 +28,15 @@ std::string text(double x) {
 
 std::string element_text(int64_t index, const std::vector<int64_t>& size, double got, double want) {
   return place_text(index, size) + " is " + text(got) + ", expected " + text(want);
+}
+
+// What storing x costs.
+double rounding_of(double x, Dtype dtype) {
+  if (dtype != Dtype::f16 && dtype != Dtype::bf16) return 0;
+  alignas(8) char cell[8];
+  store_f64(cell, dtype, 0, x);
+  const double error = load_f64(cell, dtype, 0) - x;
+  return std::isfinite(error) ? error : 0;
 }
 
 double ratio(double error, double reference) { return error == 0 ? 0 : error / reference; }  // x / 0 = inf
@@ -50,7 +61,7 @@ double Comparison::share() const {
 Comparison compare(const std::vector<double>& got, const std::vector<double>& want, const std::vector<int64_t>& size,
                    const Gate& gate) {
   Comparison result;
-  double error_squares = 0, reference_squares = 0, largest_error = 0, largest_reference = 0;
+  double error_squares = 0, reference_squares = 0, largest_error = 0, largest_reference = 0, rounding_squares = 0;
   int64_t counted = 0;
   const double range = 0.99 * largest_finite(gate.stored);
   for (size_t i = 0; i < want.size(); ++i) {
@@ -63,6 +74,7 @@ Comparison compare(const std::vector<double>& got, const std::vector<double>& wa
     if (std::isfinite(w) && std::isfinite(g)) {
       error_squares += (g - w) * (g - w);
       reference_squares += w * w;
+      rounding_squares += rounding_of(w, gate.stored) * rounding_of(w, gate.stored);
       largest_error = std::max(largest_error, std::abs(g - w));
       largest_reference = std::max(largest_reference, std::abs(w));
       ++counted;
@@ -75,14 +87,15 @@ Comparison compare(const std::vector<double>& got, const std::vector<double>& wa
   const double rms_reference = counted == 0 ? 0 : std::sqrt(reference_squares / static_cast<double>(counted));
   result.rms = ratio(rms_error, std::max(rms_reference, gate.least));
   result.max = ratio(largest_error, std::max(largest_reference, gate.least));
-  result.rms_gate = gate.rms;
-  result.max_gate = kMaxOverRms * gate.rms;
+  // Of few numbers the rounding of the right result to its type alone may exceed the gate.
+  const double rounding = counted == 0 ? 0 : std::sqrt(rounding_squares / static_cast<double>(counted));
+  result.rms_gate = std::max(gate.rms, kOverRounding * ratio(rounding, std::max(rms_reference, gate.least)));
+  result.max_gate = max_gate(gate.rms);
   const bool exact = result.rms <= result.rms_gate && result.max <= result.max_gate;
   if (!exact && largest_reference < kCancelled * gate.scale) {
     result.rms = rms_error / gate.scale;
     result.max = largest_error / gate.scale;
-    result.rms_gate = result.max_gate =
-        kCancelledEpsilons * gate.epsilon * std::sqrt(std::max(1.0, gate.terms / kCancelledTerms));
+    result.rms_gate = result.max_gate = cancelled_gate(gate.epsilon, gate.terms);
     if (result.note.empty()) result.note = "small: errors relative to the scale " + text(gate.scale);
   }
   result.ok = result.ok && result.rms <= result.rms_gate && result.max <= result.max_gate;

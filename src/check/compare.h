@@ -16,7 +16,7 @@ struct Gate {
   double scale = 1;           // the largest magnitude among the call's inputs and incoming gradients, at least 1
   double least = 0;           // logarithms: errors are relative to at least 1, since log(1 + x) has the rounding of 1
   double terms = 1;           // multiply-adds for one element: the rounding of a sum that cancels grows with their root
-  Dtype stored = Dtype::f64;  // type of the tensor: values beyond its range become infinite
+  Dtype stored = Dtype::f64;  // type of the tensor: values beyond its range become infinite, and each is rounded to it
 };
 
 struct Comparison {

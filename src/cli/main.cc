@@ -43,7 +43,7 @@ void print_help() {
       "\nexit codes: 0 done and within tolerance, 1 done but a check failed, 2 bad input, 3 not possible here\n"
       "environment: LINNET_ISA=portable|avx2|avx512 limits the instruction set, LINNET_IMPL=OP:IMPL,... or IMPL chooses an\n"
       "implementation, LINNET_THREADS=N the number of threads, LINNET_LOG=1 tells on stderr when a call runs on slow "
-      "kernels\n");
+      "kernels,\nLINNET_CHECK=1 looks at the values of every call\n");
 }
 
 // LINNET_ISA and the implementations of LINNET_IMPL are checked where they are used; the rest would be passed over in silence.

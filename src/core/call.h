@@ -26,6 +26,23 @@ class Call {
 
   const Op& op() const { return *op_; }
   Status set(std::string_view name, const View& view);
+  // The same for an input, and an option of the struct's own type, by declaration: no name is looked for. prepare() checks
+  // them.
+  void set(const TensorDecl& input, const View& view) {
+    is_prepared_ = false;
+    *reinterpret_cast<View*>(args_ + input.offset) = view;
+  }
+  template <class T>
+  void set(const OptionDecl& option, const T& value) {
+    is_prepared_ = false;
+    *reinterpret_cast<T*>(args_ + option.offset) = value;
+  }
+  void set(const OptionDecl& option, const Maybe& value) {  // by member: what lies between them stays zero (remembered.h)
+    is_prepared_ = false;
+    auto* place = reinterpret_cast<Maybe*>(args_ + option.offset);
+    place->value = value.value;
+    place->given = value.given;
+  }
   Status set_option(std::string_view name, std::string_view text);  // "1", "0.5", "elu1", "4,-1", "none"
   // The view set for a tensor; one that is not given() when none was set.
   Status get(std::string_view name, View* view) const;

@@ -1,6 +1,8 @@
 // cuda: the GPU's side of the library: whether its kernels run here, memory and streams for checks and benchmarks, and the
 // launch of a kernel.
 //
+// A program that links the library statically gets the images of the mechanisms that it calls, and no others.
+//
 // The library needs neither a driver nor CUDA's own libraries to be built, linked or started: kernels are compiled ahead of
 // time into images (cubin) that the library carries, and the driver is looked for when a call first asks. Without nvcc there
 // are no images, and everything here says so.
@@ -118,3 +120,11 @@ class Event {
 };
 
 }  // namespace linnet::cuda
+
+// Stands once, outside of any namespace, in a source that launches kernels of the images below that folder of src/mechanisms
+// (or src): it brings them into the program (cmake/cuda.cmake).
+#define LINNET_USES_IMAGES(folder)                                             \
+  extern "C" const char* const linnet_images_##folder[];                       \
+  namespace {                                                                  \
+  [[gnu::used]] const void* const images_of_##folder = linnet_images_##folder; \
+  }

@@ -4,6 +4,6 @@
 namespace linnet::cuda {
 
 int image_count();
-const char* find_image(const char* name);  // the cubin of <name>.cu, null when there is none
+const char* find_image(const char* name);  // the cubin of <name>.cu, null when this program has none
 
 }  // namespace linnet::cuda

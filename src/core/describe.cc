@@ -24,6 +24,7 @@ const char* values_name(Values values) {
     case Values::logits: return "logits";
     case Values::unit_rows: return "unit_rows";
     case Values::unit_interval: return "unit_interval";
+    case Values::write_strength: return "write_strength";
     case Values::gain: return "gain";
     case Values::feature_sums: return "feature_sums";
     case Values::rounding: return "rounding";
@@ -152,6 +153,27 @@ void write_option(JsonWriter& json, const OptionDecl& option, const char* args) 
   json.end_object();
 }
 
+// The RMS gates that hold for an implementation (tolerance.h): dtype -> [forward, gradients], at small logits.
+void write_gates(JsonWriter& json, const Op& op, const Impl& impl) {
+  const bool growing = op.growing || !op.grows_without.empty();
+  json.member("rounding", impl.rounding == Rounding::none ? "none" : "matrix_units").key("gates").begin_object();
+  for (const Dtype dtype : {Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16}) {
+    json.key(dtype_name(dtype)).begin_array();
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      json.value(rms_gate(dtype, pass, Against::reference, growing, 0, impl.rounding));
+    }
+    json.end_array();
+  }
+  json.end_object();
+}
+
+// What the gates grow with and where they end (tolerance.h).
+void write_tolerance(JsonWriter& json) {
+  json.key("tolerance").begin_object().member("logits", kLogits).member("largest_rms", kLargestRms);
+  json.member("max_over_rms", kMaxOverRms).member("largest_max", kLargestMax);
+  json.member("cancelled", kCancelled).member("cancelled_most", kCancelledMost).end_object();
+}
+
 }  // namespace
 
 // The listing of all operators is read when the Python package is imported, and must not wake the GPU's driver: a process that
@@ -185,7 +207,9 @@ void describe(const Op& op, JsonWriter& json, bool ask_gpu) {
     const std::string reason = asked ? impl.missing() : "linnet info " + op.name + " tells whether this machine's GPU runs it";
     json.begin_object().member("name", impl.name).member("device", impl.device == Device::cuda ? "cuda" : "cpu");
     json.member("backward", impl.backward != nullptr);
-    json.member("usable", reason.empty()).member("reason", reason).end_object();
+    json.member("usable", reason.empty()).member("reason", reason);
+    write_gates(json, op, impl);
+    json.end_object();
   }
   json.end_array().end_object();
 }
@@ -198,7 +222,9 @@ std::string describe_json(const Op& op, int indent) {
 
 std::string describe_json(int indent) {
   JsonWriter json(indent);
-  json.begin_object().member("version", LINNET_VERSION).key("ops").begin_array();
+  json.begin_object().member("version", LINNET_VERSION);
+  write_tolerance(json);
+  json.key("ops").begin_array();
   for (const Op* op : all_ops()) describe(*op, json, false);
   json.end_array().end_object();
   return json.text();

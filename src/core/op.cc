@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -540,8 +541,27 @@ bool evaluate(std::string_view expression, const Op& op, const void* args, const
 
 namespace {
 
+// Members of a shared struct that the operator does not have: tensors are not given, options keep their defaults.
+Status check_absent(const Op& op, const void* args) {
+  if (op.absent.empty()) return {};
+  alignas(std::max_align_t) char defaults[kMaxStruct], out[kMaxStruct], grads[kMaxStruct];
+  bool constructed = false;
+  for (const AbsentDecl& decl : op.absent) {
+    if (decl.tensor) {
+      if (view_at(args, decl.offset).given()) return bad_input(op.name + ": " + decl.name + " is not an input");
+      continue;
+    }
+    if (!std::exchange(constructed, true)) op.construct(defaults, out, grads);
+    if (std::memcmp(static_cast<const char*>(args) + decl.offset, defaults + decl.offset, decl.bytes) != 0) {
+      return bad_input(op.name + ": " + decl.name + " is not an option");
+    }
+  }
+  return {};
+}
+
 Status prepare_anew(const Op& op, void* args, Dims* dims, bool* packed_rank) {
   *packed_rank = false;
+  LINNET_TRY(check_absent(op, args));
   bool packed = false;
   for (const TensorDecl& decl : op.inputs) packed |= decl.values == Values::offsets && view_at(args, decl.offset).given();
   Dtype io = Dtype::none;
@@ -674,17 +694,24 @@ Status output_shape(const Op& op, const TensorDecl& output, const void* args, co
 
 namespace {
 
-// Every call comes here: one walk for both names, and most entries differ in their first letters.
-bool chosen_by_environment() {
+// What the environment asks for. Every call comes here: one walk for all names, and most entries differ in their first letters.
+struct Asked {
+  bool impl = false;    // LINNET_IMPL or LINNET_ISA choose an implementation
+  bool ranges = false;  // LINNET_CHECK: values are looked at
+};
+Asked asked_by_environment() {
+  Asked asked;
   const auto begins = [](const char* entry, std::string_view name) {
     size_t i = 0;
     while (i < name.size() && entry[i] == name[i]) ++i;
     return i == name.size();
   };
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    if (begins(*entry, "LINNET_I") && (begins(*entry, "LINNET_IMPL=") || begins(*entry, "LINNET_ISA="))) return true;
+    if (!begins(*entry, "LINNET_")) continue;
+    asked.impl |= begins(*entry, "LINNET_IMPL=") || begins(*entry, "LINNET_ISA=");
+    asked.ranges |= begins(*entry, "LINNET_CHECK=") && (*entry)[13] != '\0' && (*entry)[13] != '0';
   }
-  return false;
+  return asked;
 }
 
 // The last implementation that can run the call, among those of this name (empty: all). `reason`: why the first of them, which
@@ -737,6 +764,13 @@ bool has_impl_on(const Op& op, Device device) {
   return false;
 }
 
+bool is_causal(const Op& op, const void* args) {
+  if (op.always_causal) return true;
+  const OptionDecl* option = op.find_option("causal");
+  if (option != nullptr && option->kind == OptionKind::boolean) return value_at<bool>(args, option->offset);
+  return std::any_of(op.inputs.begin(), op.inputs.end(), [](const TensorDecl& decl) { return decl.mutated; });
+}
+
 Device device_of(const Op& op, const void* args) { return view_at(args, op.inputs.front().offset).device; }
 
 std::vector<ForcedImpl> forced_impls() {
@@ -752,6 +786,11 @@ std::vector<ForcedImpl> forced_impls() {
   return list;
 }
 
+namespace {
+const Op* (*op_finder)(std::string_view name) = nullptr;
+}  // namespace
+void know_all_ops(const Op* (*find)(std::string_view name)) { op_finder = find; }
+
 Status choose_impl(const Op& op, Pass pass, const Context& context, Device device, const void* args, const void* out,
                    const Impl** chosen) {
   if (pass == Pass::backward && !op.differentiable()) return impossible(op.name + ": there is no backward");
@@ -760,7 +799,7 @@ Status choose_impl(const Op& op, Pass pass, const Context& context, Device devic
     for (const ForcedImpl& each : forced_impls()) {
       if (each.everywhere || each.op == op.name) {
         wanted = each.impl;
-      } else if (find_op(each.op) == nullptr) {
+      } else if (op_finder != nullptr && op_finder(each.op) == nullptr) {
         return bad_input("LINNET_IMPL: there is no operator '" + std::string(each.op) + "'");
       }
     }
@@ -836,17 +875,24 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
   launch.workers = launch.executor->workers();
   const auto take_workspace = [&](int64_t needed) -> Status {
     if (needed <= 0) return {};
-    if (context.workspace == nullptr || context.workspace_bytes < needed + 128) {
-      return bad_input(op.name + ": the workspace has " +
-                       std::to_string(context.workspace == nullptr ? 0 : context.workspace_bytes) +
-                       " bytes, expected at least " + std::to_string(needed + 128) + " (ask workspace_bytes)");
+    void* memory = context.workspace;
+    int64_t bytes = memory == nullptr ? 0 : context.workspace_bytes;
+    if (context.allocate != nullptr) {
+      memory = context.allocate(context.allocator, needed + 128);
+      bytes = memory == nullptr ? 0 : needed + 128;
     }
-    const uintptr_t base = reinterpret_cast<uintptr_t>(context.workspace);
-    launch.workspace = static_cast<char*>(context.workspace) + ((base + 127) / 128 * 128 - base);
+    if (bytes < needed + 128) {
+      return bad_input(op.name + ": the workspace has " + std::to_string(bytes) + " bytes, expected at least " +
+                       std::to_string(needed + 128) + " (ask " + op.name + "_workspace; in C linnet_workspace)");
+    }
+    const uintptr_t base = reinterpret_cast<uintptr_t>(memory);
+    launch.workspace = static_cast<char*>(memory) + ((base + 127) / 128 * 128 - base);
     return {};
   };
   const bool forward = pass == Pass::forward;
-  const bool free_choice = (context.impl == nullptr || *context.impl == '\0') && !chosen_by_environment();
+  const Asked asked = asked_by_environment();
+  if (asked.ranges) LINNET_TRY(check_ranges(op, caller_args));
+  const bool free_choice = (context.impl == nullptr || *context.impl == '\0') && !asked.impl;
   Remembered* call = forward && free_choice ? Remembered::recall(op, caller_args) : nullptr;
   if (call != nullptr && call->recall_out(caller_out, launch.workers)) {
     if (op.check != nullptr) LINNET_TRY(op.check(call->args.prepared, call->dims));
@@ -888,6 +934,9 @@ Status run(const Op& op, Pass pass, const void* caller_args, const void* caller_
     add_batch(decl, &gradient);
   }
   if (!forward) {
+    for (const AbsentDecl& decl : op.absent_gradients) {
+      if (view_at(grads, decl.offset).given()) return bad_input(op.name + ": " + decl.name + " is not a gradient");
+    }
     for (const TensorDecl& decl : op.inputs) {
       if (!decl.differentiable) continue;
       View& gradient = view_at(grads, decl.grad_offset);
@@ -1032,11 +1081,9 @@ template std::string isa_available<0>();
 template std::string isa_available<1>();
 template std::string isa_available<2>();
 
-const Op* find_op(std::string_view name) {
-  for (const Op* op : all_ops()) {
-    if (op->name == name) return op;
-  }
-  return nullptr;
+Serial::Serial() {
+  static std::atomic<uint64_t> next{1};
+  value_ = next.fetch_add(1, std::memory_order_relaxed);
 }
 
 }  // namespace linnet

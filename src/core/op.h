@@ -28,6 +28,7 @@
 
 #include "args.h"
 #include "status.h"
+#include "tolerance.h"
 
 namespace linnet {
 
@@ -44,24 +45,25 @@ enum class Element {
 
 // What the values of a tensor mean. Offsets and lengths are checked; random cases are drawn accordingly.
 enum class Values {
-  normal,         // any real number
-  logits,         // natural logarithms of weights: any real number, or -inf: masked; an error counts against at least 1
-  unit_rows,      // rows of length one (random cases only)
-  unit_interval,  // [0, 1] (random cases only)
-  gain,           // a factor, 1 to 2 (random cases only)
-  feature_sums,   // sums of features: positive, the first the largest (random cases only)
-  rounding,       // what rounding took from a state, zeros at first: its value is nobody's, and is not compared
-  log_decay,      // natural logarithm of a decay, <= 0 (random cases only)
-  positive,       // above 0: checked when the operator runs
-  finite,         // no infinity: checked when the operator runs
-  number,         // neither infinite nor NaN: checked when the operator runs
-  weights,        // at least 0, in each row one above 0: checked when the operator runs
-  offsets,        // cu_seqlens: 0 first, non-decreasing, last = the letter `of`
-  lengths,        // each in [0, letter `of`]: what lies at or behind it is not read
-  starts,         // each in [0, letter `of`]: what lies before it is not read
-  below,          // each in [0, letter `of`): indices of rows
-  page_table,     // entries below the letter `of` where they are used; the operator checks
-  tree,           // parent of each node, the first `of` are leaves; a larger number than the node's, -1 for the root
+  normal,          // any real number
+  logits,          // natural logarithms of weights: any real number, or -inf: masked; an error counts against at least 1
+  unit_rows,       // rows of unit norm (check_ranges)
+  unit_interval,   // [0, 1] (random cases only)
+  write_strength,  // beta of a delta rule, [0, 2] (check_ranges)
+  gain,            // a factor, 1 to 2 (random cases only)
+  feature_sums,    // sums of features: positive, the first the largest (random cases only)
+  rounding,        // what rounding took from a state, zeros at first: its value is nobody's, and is not compared
+  log_decay,       // natural logarithm of a decay, <= 0 (check_ranges)
+  positive,        // above 0: checked when the operator runs
+  finite,          // no infinity: checked when the operator runs
+  number,          // neither infinite nor NaN: checked when the operator runs
+  weights,         // at least 0, in each row one above 0: checked when the operator runs
+  offsets,         // cu_seqlens: 0 first, non-decreasing, last = the letter `of`
+  lengths,         // each in [0, letter `of`]: what lies at or behind it is not read
+  starts,          // each in [0, letter `of`]: what lies before it is not read
+  below,           // each in [0, letter `of`): indices of rows
+  page_table,      // entries below the letter `of` where they are used; the operator checks
+  tree,            // parent of each node, the first `of` are leaves; a larger number than the node's, -1 for the root
 };
 
 struct TensorDecl {
@@ -92,6 +94,20 @@ struct OptionDecl {
   std::vector<std::string> choices;  // choice: stored as int32_t index
   bool sampled = true;               // random cases vary it,
   double sampled_high = HUGE_VAL;    // up to this
+};
+
+// What NaN or infinity in one token of a causal call leaves of the rows before it.
+enum class EarlierRows {
+  bits,     // every bit
+  numbers,  // finite numbers within the gate: a transform over all tokens, whose rounding depends on later ones
+  nothing,  // not promised: statistics of all tokens enter every row
+};
+
+// A member of a struct that several operators share and that this one does not have: it must stay as the struct's default is.
+struct AbsentDecl {
+  std::string name;
+  size_t offset = 0, bytes = 0;
+  bool tensor = false;
 };
 
 struct LetterRule {
@@ -130,6 +146,7 @@ struct Cost {
 struct Impl {
   std::string name;                    // ref, portable, avx2, avx512, cuda, cuda.tile, ...
   Device device = Device::cpu;         // where its tensors lie
+  Rounding rounding = Rounding::none;  // which gates of tolerance.h hold in f16 and bf16
   std::string (*missing)() = nullptr;  // empty when this machine runs it, else the reason
   // Null when it can run this prepared call, else the reason: "it has no f64". Without such a function it runs every call.
   // Looks at shapes, strides and addresses alone; `out` is null where the results are not known yet: then they are dense and
@@ -147,20 +164,38 @@ struct Variant {
   std::string options;  // "window=64,64 prefix=4": what differs from the defaults, and what inputs hold (compare/binding.h)
 };
 
+// A number that no other object has, a copy neither.
+class Serial {
+ public:
+  Serial();
+  Serial(const Serial&) : Serial() {}
+  Serial& operator=(const Serial&) { return *this; }
+  bool operator==(const Serial& other) const { return value_ == other.value_; }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_;
+};
+
 struct Op {
+  Serial serial;          // tells a declaration from another one that stood at the same address (remembered.h)
   std::string name;       // gla; softmax_paged
   std::string mechanism;  // gla; softmax
   std::string summary, equation;
   std::string decode;  // the operator that continues token by token, empty if none
   std::vector<TensorDecl> inputs, outputs;
   std::vector<OptionDecl> options;
+  std::vector<AbsentDecl> absent, absent_gradients;  // of Args and of Grads
   std::vector<LetterRule> letters;
   std::vector<std::pair<std::string, std::string>> multiples;  // (H, Hkv): Hkv divides H
   std::vector<Impl> impls;                                     // best last
   // Cases of `linnet bench`, one or more per line: "B=1 T=8192 H=8 K=64|128 V=K causal=1 dtype=f32|bf16 pass=fwd|fwd+bwd".
   std::vector<std::string> benchmarks;
-  std::vector<std::string> gpu_benchmarks;              // the same for `linnet bench --device cuda`
-  std::vector<Variant> variants;                        // of `linnet compare`; none: no attention
+  std::vector<std::string> gpu_benchmarks;  // the same for `linnet bench --device cuda`
+  std::vector<Variant> variants;            // of `linnet compare`; none: no attention
+  // No row depends on a later token, whatever the options; is_causal() tells it of a call.
+  bool always_causal = false;
+  EarlierRows earlier_rows = EarlierRows::bits;         // of a causal call
   bool growing = false;                                 // the state only grows (ungated sums): see tolerance.h
   std::vector<std::string> grows_without;               // it does when none of these inputs is given
   double (*largest_logit)(const void* args) = nullptr;  // of exponential weights, on a prepared f64 call; null: no such weights
@@ -188,11 +223,15 @@ struct Context {
   Executor* executor = nullptr;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
+  // In place of `workspace`: called at most once in a run, with the bytes that it needs; null is an error. It must not throw.
+  void* (*allocate)(void* allocator, int64_t bytes) = nullptr;
+  void* allocator = nullptr;
   const char* impl = nullptr;  // a name of Op::impls; null: LINNET_IMPL, else the best
   void* stream = nullptr;      // calls on CUDA tensors: the CUstream to enqueue on; null: the default one
 };
 
-// All operators, in the order of `linnet list`.
+// All operators, in the order of `linnet list`. A program that links the library and calls single operators by their functions
+// should not call these: they bring in every mechanism.
 const std::vector<const Op*>& all_ops();
 const Op* find_op(std::string_view name);
 
@@ -220,11 +259,18 @@ bool is_named(const Impl& impl, std::string_view name);
 // Why an implementation does not run this prepared call; empty when it does. What the machine has is Impl::missing's to say.
 std::string refusal(const Impl& impl, Pass pass, const void* args, const void* out = nullptr);
 bool has_impl_on(const Op& op, Device device);
+// Whether no row of this call's results depends on a later token: the operator says so, its boolean option `causal` is on, or
+// it continues a state token by token. `linnet check` then puts NaN into one token; every earlier row must keep its bits.
+bool is_causal(const Op& op, const void* args);
 Device device_of(const Op& op, const void* args);  // of a call: where its first input lies
 // Bytes of workspace that run() needs for this call.
 Status workspace_bytes(const Op& op, Pass pass, const void* args, const Context& context, int64_t* bytes);
 // The same, 0 for a call that would be refused.
 int64_t workspace_bytes(const Op& op, Pass pass, const void* args, const Context& context);
+// Looks at values, not only at shapes: keys of a delta rule longer than unit norm, log decays above 0, a write strength outside
+// [0, 2]; a sentence for the first one. LINNET_CHECK=1 in the environment does so before every run on the CPU. Reads every such
+// tensor once.
+Status check_ranges(const Op& op, const void* args);
 // Checks everything, then runs; on failure nothing is written. A call on CUDA tensors is enqueued on context.stream and returns
 // at once; its offsets and lengths lie on the GPU, are not read here, and are bounded by the kernels.
 Status run(const Op& op, Pass pass, const void* args, const void* out, const void* grads, const Context& context);
@@ -327,6 +373,20 @@ class Declare {
   Declare& unsampled() { return op_.options.back().sampled = false, *this; }
   Declare& sampled_to(double high) { return op_.options.back().sampled_high = high, *this; }
 
+  // A member of the shared struct that this operator does not have; a call that gives it is refused.
+  template <class T>
+  Declare& absent(std::string name, T Args::*member) {
+    static_assert(std::is_same_v<T, View> || std::is_integral_v<T> || std::is_enum_v<T>, "its bytes are compared");
+    op_.absent.push_back({std::move(name), offset(member), sizeof(T), std::is_same_v<T, View>});
+    return *this;
+  }
+  Declare& absent_gradient(std::string name, View Grads::*member) {
+    op_.absent_gradients.push_back({std::move(name), offset(member), sizeof(View), true});
+    return *this;
+  }
+  Declare& always_causal() { return op_.always_causal = true, *this; }
+  Declare& earlier_rows(EarlierRows kept) { return op_.earlier_rows = kept, *this; }
+
   Declare& letter(std::string letter, std::string expression) {
     op_.letters.push_back({std::move(letter), "", {{"", std::move(expression)}}});
     return *this;
@@ -402,11 +462,12 @@ class Declare {
 
   // One of several ways to run on the GPU, best declared last: row `row` of the table `Rows`, whose static functions take the
   // row first: refuses(row, args, out or null, pass), workspace(row, args, pass), forward(row, args, out, launch) and, where
-  // there are gradients, backward(row, args, out, grads, launch). row_name(row) is the name behind "cuda.", slow_from(row)
-  // Impl's.
+  // there are gradients, backward(row, args, out, grads, launch). row_name(row) is the name behind "cuda.", row_rounds(row) tells
+  // whether it rounds intermediates (tolerance.h), slow_from(row) Impl's.
   template <class Rows, auto row>
   Declare& cuda_row() {
     Impl impl{.name = std::string("cuda.") + row_name(row), .device = Device::cuda, .missing = cuda_available};
+    impl.rounding = row_rounds(row) ? Rounding::matrix_units : Rounding::none;
     impl.slow_from = Rows::slow_from(row);
     impl.refuses = [](const void* args, const void* out, Pass pass) {
       return Rows::refuses(row, *static_cast<const Args*>(args), static_cast<const Out*>(out), pass);
@@ -431,6 +492,9 @@ class Declare {
     (cuda_row<Rows, rows>(), ...);
     return *this;
   }
+
+  // The implementation declared last rounds weights or states to the call's type before a matrix unit multiplies them.
+  Declare& rounds_intermediates() { return op_.impls.back().rounding = Rounding::matrix_units, *this; }
 
   operator Op() const { return op_; }
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "core/isa.h"
+#include "mechanisms/recurrence/recurrence.h"
 
 namespace linnet {
 namespace {
@@ -535,16 +537,143 @@ TEST(OpWorkspace, IsAskedForInAdvance) {
   ASSERT_TRUE(workspace_bytes(toy_op(), Pass::forward, &toy.args, context, &bytes).ok());
   EXPECT_EQ(bytes, 3 * 100 + 128);
   Status status = run(toy_op(), Pass::forward, &toy.args, &toy.out, &toy.grads, context);
-  EXPECT_EQ(status.message(), "toy: the workspace has 0 bytes, expected at least 428 (ask workspace_bytes)");
+  EXPECT_EQ(status.message(),
+            "toy: the workspace has 0 bytes, expected at least 428 (ask toy_workspace; in C linnet_workspace)");
   std::vector<char> memory(static_cast<size_t>(bytes));
   context.workspace = memory.data();
   context.workspace_bytes = bytes - 1;
   status = run(toy_op(), Pass::forward, &toy.args, &toy.out, &toy.grads, context);
-  EXPECT_EQ(status.message(), "toy: the workspace has 427 bytes, expected at least 428 (ask workspace_bytes)");
+  EXPECT_EQ(status.message(),
+            "toy: the workspace has 427 bytes, expected at least 428 (ask toy_workspace; in C linnet_workspace)");
   context.workspace_bytes = bytes;
   EXPECT_TRUE(run(toy_op(), Pass::forward, &toy.args, &toy.out, &toy.grads, context).ok());
   toy.args.k = View();
   EXPECT_EQ(workspace_bytes(toy_op(), Pass::forward, &toy.args, context), 0);
+}
+
+// A struct may serve several operators. Each of its members is declared, or declared absent: a gap larger than what aligns the
+// next member would be a member that nobody checks.
+TEST(AllOps, EveryMemberOfTheirStructsIsDeclared) {
+  const auto bytes_of = [](OptionKind kind) -> size_t {
+    switch (kind) {
+      case OptionKind::real: return sizeof(double);
+      case OptionKind::maybe_real: return sizeof(Maybe);
+      case OptionKind::integer: return sizeof(int64_t);
+      case OptionKind::boolean: return sizeof(bool);
+      case OptionKind::choice: return sizeof(int32_t);
+      case OptionKind::window: return sizeof(Window);
+      case OptionKind::sizes: return sizeof(Sizes);
+    }
+    return 0;
+  };
+  const auto expect_covered = [](std::vector<std::pair<size_t, size_t>> members, size_t bytes, const std::string& what) {
+    std::sort(members.begin(), members.end());
+    size_t end = 0;
+    for (const auto& [offset, size] : members) {
+      EXPECT_GE(offset, end) << what;
+      EXPECT_LT(offset - end, size < 8 ? size : 8) << what << ": bytes " << end << " to " << offset;
+      end = offset + size;
+    }
+    EXPECT_LT(bytes - end, 8) << what << ": bytes " << end << " to " << bytes;
+  };
+  for (const Op* op : all_ops()) {
+    std::vector<std::pair<size_t, size_t>> args, out, grads;
+    for (const TensorDecl& decl : op->inputs) args.emplace_back(decl.offset, sizeof(View));
+    for (const OptionDecl& option : op->options) args.emplace_back(option.offset, bytes_of(option.kind));
+    for (const AbsentDecl& absent : op->absent) args.emplace_back(absent.offset, absent.bytes);
+    for (const TensorDecl& decl : op->outputs) out.emplace_back(decl.offset, sizeof(View));
+    for (const auto* list : {&op->inputs, &op->outputs}) {
+      for (const TensorDecl& decl : *list) {
+        if (decl.differentiable) grads.emplace_back(decl.grad_offset, sizeof(View));
+      }
+    }
+    for (const AbsentDecl& absent : op->absent_gradients) grads.emplace_back(absent.offset, absent.bytes);
+    expect_covered(args, op->args_bytes, op->name + " arguments");
+    expect_covered(out, op->out_bytes, op->name + " results");
+    expect_covered(grads, op->grads_bytes, op->name + " gradients");
+  }
+}
+
+// Members of the shared struct that a member of the family does not have.
+TEST(AllOps, UndeclaredMembersAreRefused) {
+  std::vector<float> memory(64);
+  const auto tensor = [&](std::initializer_list<int64_t> sizes) { return View::dense(memory.data(), Dtype::f32, sizes); };
+  RecurrenceArgs args;
+  args.q = args.k = args.v = tensor({1, 2, 1, 4});
+  args.beta = tensor({1, 2, 1});
+  const View out = tensor({1, 2, 1, 4});
+  const RecurrenceOut results = {.out = out, .final_state = {}};
+  std::vector<char> workspace(1 << 20);
+  const Context context = {.workspace = workspace.data(), .workspace_bytes = 1 << 20, .impl = "ref"};
+  const auto message = [&](const char* op) {
+    return run(*find_op(op), Pass::forward, &args, &results, nullptr, context).message();
+  };
+  EXPECT_EQ(message("delta"), "");
+  EXPECT_EQ(message("decay"), "decay: beta is not an input");
+  EXPECT_EQ(message("gla"), "gla: beta is not an input");
+  args.g = View::dense(nullptr, Dtype::f32, {3});
+  EXPECT_EQ(message("delta"), "delta: g is not an input");
+  args.g = tensor({1, 2, 1});
+  EXPECT_EQ(message("delta"), "delta: g is not an input");
+  EXPECT_EQ(message("gated_delta"), "");
+  args.g_head = tensor({1});
+  EXPECT_EQ(message("gated_delta"), "gated_delta: g_head is not an input");
+  args.g_head = args.beta = View();
+  EXPECT_EQ(message("decay"), "");
+  args.double_beta = true;
+  EXPECT_EQ(message("decay"), "decay: double_beta is not an option");
+  args.double_beta = false;
+  args.g = View();
+  args.beta = tensor({1, 2, 1});
+  const RecurrenceGrads grads = {.dout = out, .dg = tensor({1, 2, 1})};
+  EXPECT_EQ(run(*find_op("delta"), Pass::backward, &args, &results, &grads, context).message(), "delta: dg is not a gradient");
+}
+
+// LINNET_CHECK=1 and check_ranges: values that make sense for no call.
+TEST(Ranges, AreToldInASentence) {
+  std::vector<float> k(2 * 4, 0.5F), beta(2, 1), g(2, -1), long_k(2 * 4, 2);
+  RecurrenceArgs good;
+  good.q = good.k = good.v = View::dense(k.data(), Dtype::f32, {1, 2, 1, 4});
+  good.beta = View::dense(beta.data(), Dtype::f32, {1, 2, 1});
+  good.g = View::dense(g.data(), Dtype::f32, {1, 2, 1});
+  const Op& op = *find_op("gated_delta");
+  EXPECT_EQ(check_ranges(op, &good).message(), "");
+  const auto message = [&](const std::function<void(RecurrenceArgs*)>& change) {
+    RecurrenceArgs args = good;
+    change(&args);
+    return check_ranges(op, &args).message();
+  };
+  EXPECT_EQ(
+      message([&](RecurrenceArgs* a) { a->k.data = long_k.data(); }),
+      "gated_delta: k[0][0][0] has norm 4, expected at most 1; divide each row by its norm, or set l2_norm: longer keys let "
+      "the state grow without limit");
+  EXPECT_EQ(message([&](RecurrenceArgs* a) { a->k.data = long_k.data(), a->l2_norm = true; }), "");
+  EXPECT_EQ(
+      message([&](RecurrenceArgs* a) { a->g.data = beta.data(), a->beta.data = g.data(); }),
+      "gated_delta: g[0][0][0] is 1, expected the natural logarithm of a decay, at most 0; all values lie in [0, 1]: is it the "
+      "decay itself? pass its logarithm");
+  EXPECT_EQ(message([&](RecurrenceArgs* a) { a->g.data = long_k.data(); }),
+            "gated_delta: g[0][0][0] is 2, expected the natural logarithm of a decay, at most 0");
+  EXPECT_EQ(message([&](RecurrenceArgs* a) { a->beta.data = g.data(); }),
+            "gated_delta: beta[0][0][0] is -1, expected a write strength in [0, 2]; is it the log decay g?");
+  EXPECT_EQ(message([&](RecurrenceArgs* a) { a->beta.data = long_k.data(); }), "");
+  EXPECT_EQ(message([&](RecurrenceArgs* a) { a->beta.data = long_k.data(), a->double_beta = true; }),
+            "gated_delta: beta[0][0][0] is 2, expected a write strength in [0, 1]");
+  RecurrenceArgs args = good;
+  args.g.data = beta.data();
+  std::vector<float> result(2 * 4);
+  const RecurrenceOut out = {.out = View::dense(result.data(), Dtype::f32, {1, 2, 1, 4}), .final_state = {}};
+  std::vector<char> workspace(1 << 20);
+  const auto run_it = [&] {
+    return run(op, Pass::forward, &args, &out, nullptr,
+               {.workspace = workspace.data(), .workspace_bytes = 1 << 20, .impl = "ref"});
+  };
+  EXPECT_TRUE(run_it().ok());
+  setenv("LINNET_CHECK", "1", 1);
+  EXPECT_EQ(run_it().code(), Code::bad_input);
+  setenv("LINNET_CHECK", "0", 1);
+  EXPECT_TRUE(run_it().ok());
+  unsetenv("LINNET_CHECK");
 }
 
 // What every declaration has to say: the surfaces are made from it.

@@ -25,6 +25,7 @@ struct Remembered {
   };
 
   const Op* op = nullptr;
+  uint64_t serial = 0;  // of the declaration: another one may stand at the address of one that is gone
   bool packed_rank = false;
   bool running = false;  // a kernel reads it: a call that it makes itself takes another one
   Dims dims;

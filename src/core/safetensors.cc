@@ -176,6 +176,11 @@ Status SafetensorsFile::open_checked(const std::string& path) {
                      " bytes; a safetensors file begins with 8 bytes that give the header's length");
   }
   LINNET_TRY(file_.read(0, sizeof header_bytes, &header_bytes));
+  char opening = '{';  // of the header
+  if (size > sizeof header_bytes) LINNET_TRY(file_.read(sizeof header_bytes, 1, &opening));
+  if (opening != '{' && header_bytes > size - sizeof header_bytes) {
+    return bad_input(path + ": this is no safetensors file, which begins with the length of its header and an opening brace");
+  }
   const std::string length = path + ": header of " + text(header_bytes) + " bytes";
   if (header_bytes > kMaxHeaderBytes) return bad_input(length + ", more than the limit of " + text(kMaxHeaderBytes));
   if (header_bytes > size - sizeof header_bytes) {

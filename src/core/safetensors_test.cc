@@ -114,6 +114,7 @@ std::vector<Attack> attacks() {
       {"empty file", "", ": has 0 bytes; a safetensors file begins with 8 bytes that give the header's length"},
       {"seven bytes", "\x02\0\0\0\0\0\0",
        ": has 1 bytes; a safetensors file begins with 8 bytes that give the header's length"},
+      {"a text", "# Linnet\n\nAttention from softmax to linear", ": this is no safetensors file, which begins with the length"},
       {"header length 0", le64(0), ": header of 0 bytes; the smallest is 2, {}"},
       {"header length 1", le64(1) + "{", ": header of 1 bytes; the smallest is 2, {}"},
       {"header length above the limit", le64(kMaxHeaderBytes + 1) + "{}",

@@ -8,6 +8,8 @@
 #include "core/cuda.h"
 #include "core/half.h"
 
+LINNET_USES_IMAGES(ptx)
+
 namespace linnet::cuda {
 namespace {
 

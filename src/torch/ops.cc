@@ -8,7 +8,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <atomic>
-#include <charconv>
+#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -139,37 +139,36 @@ class Arguments {
   uint64_t count_, taken_ = 0;
 };
 
-template <class T>
-std::string number_text(T x) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, x).ptr};
-}
-
-std::string option_argument(const Op& op, const OptionDecl& option, Arguments& arguments) {
+// An option goes into the call's struct as it comes; prepare() checks its range.
+void take_option(const Op& op, const OptionDecl& option, Arguments& arguments, Call* call) {
   switch (option.kind) {
-    case OptionKind::real: return number_text(arguments.value<double>());
+    case OptionKind::real: return call->set(option, arguments.value<double>());
     case OptionKind::maybe_real: {
       const auto x = arguments.value<std::optional<double>>();
-      return x ? number_text(*x) : "none";
+      return call->set(option, x ? Maybe(*x) : Maybe());
     }
-    case OptionKind::integer: return number_text(arguments.value<int64_t>());
-    case OptionKind::boolean: return arguments.value<bool>() ? "1" : "0";
-    case OptionKind::choice: return arguments.string();
+    case OptionKind::integer: return call->set(option, arguments.value<int64_t>());
+    case OptionKind::boolean: return call->set(option, arguments.value<bool>());
+    case OptionKind::choice: return check(call->set_option(option.name, arguments.string()));
     case OptionKind::window: {
       const auto sides = arguments.value<std::vector<int64_t>>();
       if (sides.size() != 2) {
         throw std::runtime_error(op.name + ": " + option.name + " has " + std::to_string(sides.size()) +
                                  " numbers, expected 2 (left, right)");
       }
-      return number_text(sides[0]) + "," + number_text(sides[1]);
+      return call->set(option, Window{sides[0], sides[1]});
     }
     case OptionKind::sizes: {
-      std::string text;
-      for (const int64_t x : arguments.value<std::vector<int64_t>>()) text += (text.empty() ? "" : ",") + number_text(x);
-      return text.empty() ? "none" : text;
+      const auto list = arguments.value<std::vector<int64_t>>();
+      Sizes sizes;
+      if (list.size() > Sizes::kMax) {
+        throw std::runtime_error(op.name + ": " + option.name + " has " + std::to_string(list.size()) +
+                                 " numbers, expected at most " + std::to_string(Sizes::kMax));
+      }
+      for (const int64_t x : list) sizes.value[sizes.count++] = x;
+      return call->set(option, sizes);
     }
   }
-  return "";
 }
 
 class TorchCall {
@@ -178,10 +177,10 @@ class TorchCall {
 
   // A tensor that is not contiguous in its last dimension is copied, unless kernels accept it (broadcast) or it is overwritten
   // (then the check refuses it).
-  void set(const std::string& name, Tensor tensor, bool broadcast = false, bool mutated = false) {
+  void set(const std::string& name, Tensor tensor, const TensorDecl* decl = nullptr) {
+    const bool broadcast = decl != nullptr && decl->broadcast, mutated = decl != nullptr && decl->mutated;
     if (!tensor.defined()) throw std::runtime_error(op_.name + ": " + name + " is None, expected a tensor");
     const Dtype dtype = dtype_of(op_, name, tensor);
-    const TensorDecl* decl = op_.find_input(name);
     if (tensor.scalar_type() == ScalarType::Bool && decl != nullptr && decl->element != Element::mask) {
       throw std::runtime_error(op_.name + ": " + name + " is bool, expected " +
                                (decl->element == Element::index ? "int64 or int32" : "a floating-point type"));
@@ -211,21 +210,25 @@ class TorchCall {
     view.rank = static_cast<int32_t>(rank);
     const auto sizes = tensor.sizes(), strides = tensor.strides();
     for (size_t i = 0; i < static_cast<size_t>(rank); ++i) view.size[i] = sizes[i], view.stride[i] = strides[i];
-    check(call_.set(name, view));
+    if (decl != nullptr) {
+      call_.set(*decl, view);
+    } else {
+      check(call_.set(name, view));
+    }
     kept_.push_back(std::move(tensor));
   }
 
   void take_inputs(Arguments& arguments) {
     for (const TensorDecl& decl : op_.inputs) {
       if (!decl.optional) {
-        set(decl.name, arguments.tensor(), decl.broadcast, decl.mutated);
+        set(decl.name, arguments.tensor(), &decl);
       } else if (auto tensor = arguments.maybe_tensor()) {
-        set(decl.name, std::move(*tensor), decl.broadcast, decl.mutated);
+        set(decl.name, std::move(*tensor), &decl);
       }
     }
   }
   void take_options(Arguments& arguments) {
-    for (const OptionDecl& option : op_.options) check(call_.set_option(option.name, option_argument(op_, option, arguments)));
+    for (const OptionDecl& option : op_.options) take_option(op_, option, arguments, &call_);
   }
 
   // A fresh tensor for a result; empty when it is not wanted.
@@ -244,13 +247,27 @@ class TorchCall {
     TorchThreads threads;
     Context context{.executor = &threads};
     if (gpu_ >= 0) context.stream = current_stream(gpu_);
-    check(call_.workspace(pass, context, &context.workspace_bytes));
-    std::optional<Tensor> workspace;
-    if (context.workspace_bytes > 0) {
-      workspace = empty(op_, "the workspace", View::dense(nullptr, Dtype::u8, {context.workspace_bytes}), gpu_);
-      context.workspace = workspace->mutable_data_ptr();
-    }
-    check(call_.run(pass, context));
+    // The run asks for its memory when it has checked the call: arguments are prepared twice, not three times.
+    struct Memory {
+      const Op& op;
+      int32_t gpu;
+      std::optional<Tensor> tensor;
+      std::exception_ptr error;
+    } memory{op_, gpu_, {}, {}};
+    context.allocator = &memory;
+    context.allocate = [](void* allocator, int64_t bytes) -> void* {
+      auto* m = static_cast<Memory*>(allocator);
+      try {
+        m->tensor = empty(m->op, "the workspace", View::dense(nullptr, Dtype::u8, {bytes}), m->gpu);
+        return m->tensor->mutable_data_ptr();
+      } catch (...) {
+        m->error = std::current_exception();
+        return nullptr;
+      }
+    };
+    const Status status = call_.run(pass, context);
+    if (memory.error) std::rethrow_exception(memory.error);
+    check(status);
   }
 
   Call& call() { return call_; }

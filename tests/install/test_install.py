@@ -46,6 +46,26 @@ def test_every_operator_is_a_function(prefix, tmp_path):
     run(tmp_path / "program")
 
 
+def test_one_operator_links_alone(prefix, tmp_path):
+    """A static program that calls delta has the recurrence's kernels and images, and nothing of another mechanism."""
+    (tmp_path / "program.cc").write_text(
+        "#include <linnet/linnet.h>\n"
+        "int main() {\n"
+        "  linnet::RecurrenceArgs args;\n"
+        "  return linnet::delta(args, {}, {}).ok() ? 1 : 0;  // q is missing\n"
+        "}\n"
+    )
+    run("c++", "-std=c++20", "-w", f"-I{prefix}/include", tmp_path / "program.cc", prefix / "lib/liblinnet.a", "-lpthread", "-ldl",
+        "-Wl,--gc-sections", "-o", tmp_path / "program")
+    run(tmp_path / "program")
+    symbols = run("nm", "-C", tmp_path / "program")
+    assert "linnet::portable::recurrence_forward(" in symbols
+    for other in ("softmax", "monarch", "hierarchical", "features", "mamba_ssd", "distill", "linear"):
+        assert f"::{other}_forward(" not in symbols, other
+    images = set(re.findall(r"linnet_([a-z0-9]+)[a-z0-9_]*_begin", symbols))
+    assert images <= {"recurrence", "shared"}, images
+
+
 def test_prefix_is_complete(prefix, tmp_path):
     version = re.search(r'LINNET_VERSION "(.*)"', (prefix / "include/linnet/core/version.h").read_text()).group(1)
     program = "#include <linnet_c.h>\n#include <stdio.h>\n#include <string.h>\nint main(void) {\n  char text[32];\n"

@@ -82,6 +82,7 @@ def _values(decl, shape, letters, dtype, generator):
 # From numbers between 0 and 1.
 DRAWN = {
     "unit_interval": lambda x: 0.1 + 0.8 * x,
+    "write_strength": lambda x: 0.1 + 0.8 * x,
     "gain": lambda x: 1 + x,
     "weights": lambda x: 0.1 + 0.8 * x,
     "log_decay": lambda x: -2 * x,

@@ -626,3 +626,19 @@ linnet.softmax(q, q, q)
 linnet.linear(q, q, q)
 """
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(PATH.parents[1])})
+
+
+def test_values_are_looked_at_when_asked(monkeypatch):
+    q, k, v = (torch.randn(1, 8, 2, 16) for _ in range(3))
+    beta, g = torch.rand(1, 8, 2), -torch.rand(1, 8, 2)
+    unit = torch.nn.functional.normalize(k, dim=-1)
+    monkeypatch.setenv("LINNET_CHECK", "1")
+    assert linnet.gated_delta(q, unit, v, g, beta).isfinite().all()
+    with pytest.raises(RuntimeError, match=r"gated_delta: k\[0\]\[0\]\[0\] has norm .*, expected at most 1"):
+        linnet.gated_delta(q, k, v, g, beta)
+    with pytest.raises(RuntimeError, match=r"gated_delta: g\[0\]\[0\]\[0\] is .*is it the decay itself\?"):
+        linnet.gated_delta(q, unit, v, g.exp(), beta)
+    with pytest.raises(RuntimeError, match=r"delta: beta\[0\]\[0\]\[0\] is .*expected a write strength in \[0, 2\]"):
+        linnet.delta(q, unit, v, g)
+    monkeypatch.delenv("LINNET_CHECK")
+    linnet.gated_delta(q, k, v, g, beta)

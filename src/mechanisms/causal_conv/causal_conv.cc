@@ -53,6 +53,7 @@ const Op& causal_conv_op() {
           .option("activation", &A::activation, activations(), "what follows the sum")
           .letter("N", "B")
           .check<check_conv>()
+          .always_causal()
           .cost<cost_conv>()
           .bench("B=1 T=8192 E=2048 W=4 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .gpu_bench("B=16 T=2048 E=2048 W=4 dtype=bf16|f32 pass=fwd|fwd+bwd")

@@ -5,6 +5,8 @@
 #include "core/cuda.h"
 #include "core/sequence.h"
 
+LINNET_USES_IMAGES(causal_conv)
+
 namespace linnet::cuda {
 namespace {
 

@@ -299,6 +299,7 @@ const Op& distill_balance_op() {
           .option("ridge", &A::ridge, 0, 1, "added to the second moments, times their mean eigenvalue").unsampled()
           .option("window", &A::window, 1, kAnyCount, "keys of out_hybrid that keep their exact score, the current one included")
           .check<check_balance>()
+          .earlier_rows(EarlierRows::nothing)  // the balance is made of all tokens
           .cost<cost_balance>()
           .bench("E=2 T=64 H=2 K=16 V=16 M=16 window=16 with=out,out_hybrid dtype=f32 pass=fwd")
           .bench("E=4 T=512 H=1 K=128 V=128 M=1 window=1 with=A dtype=f32 pass=fwd")
@@ -339,6 +340,7 @@ const Op& distill_window_op() {
           .growing()
           .largest_logit<largest_window_logit>()
           .check<check_window>()
+          .always_causal()
           .cost<cost_window>()
           .check_flops<check_window_flops>()
           .bench("B=1 T=8192 H=8 K=64 V=64 F=64 window=64 with=out_sliding dtype=f32|bf16 pass=fwd|fwd+bwd")

@@ -11,6 +11,7 @@
 #include "distill_spectra.h"
 #include "mechanisms/features/features_maps.h"
 #include "mechanisms/recurrence/cpu/walk.h"
+#include "simd/finite.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
@@ -239,7 +240,16 @@ struct Head {
     for (int64_t at = t.lo; at < t.end; at += kChunk) {
       const int n = rows_at(at, t.end);
       load_values(at, n);
-      gemm<T>(t.rows, s.V + 1, n, as_is(static_cast<const T*>(r.p) + (at - t.lo), s.span), r.v, s.ldv, r.o, s.ldv, Add{});
+      const T* p = r.p + (at - t.lo);
+      if (rows_are_finite<T>(r.v, s.ldv, n, s.V + 1)) {
+        gemm<T>(t.rows, s.V + 1, n, as_is(p, s.span), r.v, s.ldv, r.o, s.ldv, Add{});
+        continue;
+      }
+      for (int i = 0; i < t.rows; ++i) {  // exactly the keys that a row sees: a weight of 0 does not hide a NaN
+        const int64_t seen = t.first + i + 1 - at;
+        const int keys = seen < n ? static_cast<int>(seen) : n;
+        if (keys > 0) gemm<T>(1, s.V + 1, keys, as_is(p + i * s.span, s.span), r.v, s.ldv, r.o + i * s.ldv, s.ldv, Add{});
+      }
     }
   }
 

@@ -237,6 +237,7 @@ const Op& features_op() {
           .growing()
           .largest_logit<largest_logit<FeaturesArgs>>()
           .check<check_features>()
+          .earlier_rows(EarlierRows::numbers)  // key_top global: one unit for the features of all keys
           .cost<cost_features>()
           .bench("B=1 T=8192 S=T H=8 K=64 V=K map=elu1|cosine|relu2|exp|cosformer|dpfp causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 S=T H=8 K=64 V=K R=64 with=w map=hedgehog|hedgehog_exp causal=1 dtype=f32 pass=fwd|fwd+bwd")

@@ -181,6 +181,7 @@ const Op& gated_gate_op() {
           .option("mode", &A::mode, modes(), "multiply by the gate, or add it")
           .option("shared", &A::shared, "every head uses the mean over heads of the activated gates")
           .check<check_gate>()
+          .always_causal()
           .cost<cost_gate>()
           .bench("B=1 T=4096 H=8 V=64 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .impl<ref::gated_gate_forward, ref::gated_gate_backward, ref::gated_gate_workspace>("ref", always_available)

@@ -93,6 +93,7 @@ const Op& h3_op() {
           .letter("N", "B")
           .multiple("C", "H")
           .check<check_h3>()
+          .always_causal().earlier_rows(EarlierRows::numbers)  // form fft
           .cost<cost_h3>()
           .bench("B=1 T=1024|2048|4096|8192|16384|32768|65536|131072 C=64 R=64 H=C M=32 form=chunk|fft dtype=f32 pass=fwd")
           .bench("B=8 T=1024|4096|16384 C=64 R=64 H=C M=32 form=chunk|fft dtype=f32 pass=fwd|fwd+bwd")

@@ -8,6 +8,7 @@
 #include "core/sequence.h"
 #include "h3_fft_call.h"
 #include "h3_totals.h"
+#include "simd/finite.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
@@ -178,7 +179,21 @@ template <class T>
 LINNET_INLINE void read_states(const Window<T>& w, const H3Tables<T>& tables, int chunks, const T* inc) {
   const int width = static_cast<int>(2 * w.Mp);
   gemm<T>(chunks, n, width, as_is(inc, width), tables.out, n, w.s, n, Store{});
-  gemm<T>(chunks, n, n, as_is(w.u, n), tables.taps, n, w.s, n, Add{}, DepthToLane{1});
+  if (rows_are_finite(w.u, n, chunks, n)) {
+    gemm<T>(chunks, n, n, as_is(w.u, n), tables.taps, n, w.s, n, Add{}, DepthToLane{1});
+    return;
+  }
+  for (int i = 0; i < chunks; ++i) {  // exactly the tokens that a token sees: a tap of 0 does not hide a NaN
+    for (int t = 0; t < n; t += Vec<T>::W) {
+      using X = Vec<T>;
+      typename X::V sum = X::zero();
+      for (int k = 0; k < n && k < t + X::W; ++k) {
+        const typename X::V more = fma(X::broadcast(w.u[i * n + k]), X::load(tables.taps + k * n + t), sum);
+        sum = select(X::prefix(k - t), sum, more);
+      }
+      X::store(w.s + i * n + t, X::load(w.s + i * n + t) + sum);
+    }
+  }
 }
 
 template <class T, class E>

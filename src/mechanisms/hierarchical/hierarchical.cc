@@ -32,11 +32,15 @@ Status check_consecutive(const HierarchicalArgs& args) {
 }
 
 Status check_hierarchical(const HierarchicalArgs& args, const Dims& dims) {
-  const bool pooled = args.tie != HierarchicalTie::row;
   if (args.tie == HierarchicalTie::prefix && !args.causal) return bad_input("hierarchical: tie is prefix, which needs causal");
-  if (args.causal && pooled && !args.include_self) {
-    return bad_input(std::string("hierarchical: causal with tie ") + (args.tie == HierarchicalTie::block ? "block" : "prefix") +
-                     " needs include_self: the first token of a family has nothing else to attend to");
+  if (args.causal && args.tie == HierarchicalTie::block) {
+    return bad_input(
+        "hierarchical: tie is block, expected prefix (the same, strictly causal) or row when causal: block pools queries of "
+        "whole "
+        "subtrees, so that later tokens would change earlier rows");
+  }
+  if (args.tie == HierarchicalTie::prefix && !args.include_self) {
+    return bad_input("hierarchical: tie prefix needs include_self: the first token of a family has nothing else to attend to");
   }
   LINNET_TRY(hierarchical_check_tree(args));
   if (args.pos.given() && dims["nodes"] != hierarchical_nodes(args)) {
@@ -140,7 +144,7 @@ const Op& hierarchical_op() {
           .output("kl", &O::kl, "B H", "mean over rows of the KL divergence to softmax, in nats; from kl_rows rows").element(Element::acc).values(Values::logits).optional()
           .option("tie", &A::tie, {"block", "prefix", "row"}, "what is shared: weights of blocks, the same strictly causal, or keys and values only")
           .option("include_self", &A::include_self, "a token attends to itself too")
-          .option("causal", &A::causal, "only siblings to the left; strict for prefix and row, not for block")
+          .option("causal", &A::causal, "only siblings to the left, and no later token; with tie prefix or row")
           .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies q.k; default K^-0.5")
           .option("branching", &A::branching, 1, kAnyCount, "windows of so many nodes, from the bottom; what is left belongs to one root")
           .option("arity", &A::arity, 2, kAnyCount, "without another tree: windows of this many nodes until one is left")

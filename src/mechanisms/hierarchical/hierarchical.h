@@ -10,8 +10,8 @@
 //   leaf:  g = -inf, or scale q.k + pos.pos with include_self;   out = O + M v
 //
 // Amizadeh et al. 2025 (arXiv 2509.15448); docs/mechanisms/hierarchical.md tells what was corrected. tie = block is this form
-// (causal: only siblings to the left, but weights still depend on later tokens of the own subtree); prefix is strictly causal:
-// row i of block on the tree cut behind token i; row pools keys and values only: one softmax over all siblings on the path.
+// and not causal: it pools queries of whole subtrees. prefix is its causal form: row i of block on the tree cut behind token i.
+// row pools keys and values only: one softmax over all siblings on the path, causal or not.
 #pragma once
 
 #include "../../core/args.h"

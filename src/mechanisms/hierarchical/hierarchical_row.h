@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hierarchical_family.h"
+#include "simd/finite.h"
 
 namespace linnet::LINNET_ISA {
 
@@ -87,6 +88,24 @@ void row_weights(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& 
   }
 }
 
+// What the lanes read, in x.rows [lanes, ldv]. Causal, and values that are not finite: a lane takes exactly the rows that it
+// sees, since a weight of 0 does not hide a NaN. The bits of finite lanes are the same.
+template <class T>
+void row_read(const HierarchicalScratch<T>& x, int n, int upper, const int64_t* slots, int lanes, bool causal) {
+  const auto& s = x.s;
+  const T* const values = x.kv + s.lda;
+  const int64_t wide = s.lda + s.ldv;
+  const int V = static_cast<int>(s.V);
+  if (!causal || rows_are_finite(values, wide, n, V)) {
+    gemm<T>(lanes, V, n, transposed(x.strip[0], kLanes), values, wide, x.rows, s.ldv, RowScale<T>{x.line[1]});
+    return;
+  }
+  for (int i = 0; i < lanes; ++i) {
+    gemm<T>(1, V, upper + static_cast<int>(slots[i]) + 1, transposed(x.strip[0] + i, kLanes), values, wide, x.rows + i * s.ldv,
+            s.ldv, RowScale<T>{x.line[1] + i});
+  }
+}
+
 // out of the leaves of A (where given); returns the sum of the log-normalisers of those that see something, and counts them.
 template <class T>
 double row_forward(const HierarchicalHead<T>& head, const HierarchicalScratch<T>& x, int64_t A, const View& out,
@@ -100,9 +119,7 @@ double row_forward(const HierarchicalHead<T>& head, const HierarchicalScratch<T>
   const int n = row_list(head, x, A, &upper), V = static_cast<int>(s.V);
   for (; lanes > 0; next = row_lanes(head, A, next, nodes, slots, &lanes)) {
     row_weights(head, x, n, upper, nodes, slots, lanes);
-    if (out.given()) {
-      gemm<T>(lanes, V, n, transposed(x.strip[0], kLanes), x.kv + s.lda, s.lda + s.ldv, x.rows, s.ldv, RowScale<T>{x.line[1]});
-    }
+    if (out.given()) row_read(x, n, upper, slots, lanes, head.args->causal);
     store_children(head, out, static_cast<T*>(nullptr), 0, nodes, lanes, x.rows, s.ldv, V);
     for (int i = 0; i < lanes; ++i) {
       if (head.n[nodes[i]] == 0 || x.line[5][i] == -kInfinity<T>) continue;

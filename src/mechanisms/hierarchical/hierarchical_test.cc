@@ -23,7 +23,7 @@ using check::Tensor;
 const char* const kLines[] = {
     "hierarchical B=2 T=70 H=2 K=16 V=24 pass=bwd",
     "hierarchical B=1 T=70 H=3 K=20 V=13 include_self=1 arity=3 pass=bwd threads=2",
-    "hierarchical B=2 T=200 H=2 K=16 V=16 branching=2,4,8 include_self=1 causal=1 pass=bwd",
+    "hierarchical B=2 T=200 H=2 K=16 V=16 branching=2,4,8 include_self=1 causal=1 tie=prefix pass=bwd",
     "hierarchical B=2 T=90 nodes=130 H=2 K=16 V=16 E=4 with=parent,pos,mask values=mixed,garbage pass=bwd",
     "hierarchical B=1 T=150 H=1 K=8 V=8 arity=200 include_self=1 pass=bwd",
     "hierarchical B=2 T=70 H=2 K=16 V=24 tie=row pass=bwd",
@@ -101,7 +101,7 @@ TEST(Hierarchical, AFlatTreeIsSoftmax) {
     const SoftmaxArgs softmax{.q = c.q.view(), .k = c.k.view(), .v = c.v.view(), .causal = causal};
     ASSERT_TRUE(call(softmax_op(), softmax, SoftmaxOut{.out = exact.view(), .lse = {}}).ok());
     for (const HierarchicalTie tie : {HierarchicalTie::block, HierarchicalTie::row, HierarchicalTie::prefix}) {
-      if (tie == HierarchicalTie::prefix && !causal) continue;
+      if (tie == (causal ? HierarchicalTie::block : HierarchicalTie::prefix)) continue;
       Tensor kl(Dtype::f64, {1, 2});
       const HierarchicalArgs options{.tie = tie, .include_self = true, .causal = causal, .arity = 30, .kl_rows = 0};
       EXPECT_LT(difference(c.out(options, &kl), exact), 1e-12);
@@ -235,7 +235,8 @@ TEST(Hierarchical, BadTreesAreNamed) {
   args.level_offsets = offsets.view();
   EXPECT_EQ(message(), "hierarchical: level_starts[2] is 1, expected ascending starts below 3 in level 0");
   const Tensor mixed = integers({3, 4, 3, 4, -1});
-  args = {.q = c.q.view(), .k = c.k.view(), .v = c.v.view(), .parent = mixed.view(), .include_self = true, .causal = true};
+  args = {.q = c.q.view(), .k = c.k.view(), .v = c.v.view(), .parent = mixed.view(), .tie = HierarchicalTie::prefix};
+  args.include_self = args.causal = true;
   EXPECT_EQ(message(), "hierarchical: the node 3 covers 2 tokens between 0 and 2, expected consecutive ones when causal");
 }
 
@@ -244,7 +245,9 @@ TEST(Hierarchical, RefusesInOneSentence) {
     const char *line, *says;
   } table[] = {
       {"hierarchical T=6 tie=prefix include_self=1", "tie is prefix, which needs causal"},
-      {"hierarchical T=6 causal=1", "causal with tie block needs include_self"},
+      {"hierarchical T=6 causal=1 include_self=1",
+       "tie is block, expected prefix (the same, strictly causal) or row when causal"},
+      {"hierarchical T=6 causal=1 tie=prefix", "tie prefix needs include_self"},
       {"hierarchical T=6 arity=1", "arity is 1, expected at least 2"},
       {"hierarchical T=6 branching=2,0", "branching is 0, expected at least 1"},
       {"hierarchical T=6 branching=2,x", "branching is '2,x', expected whole numbers such as 2,4,8"},

@@ -73,6 +73,7 @@ const Op& inline_op() {
           .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies the weights; default K^-0.5")
           .growing()
           .check<check_inline>()
+          .earlier_rows(EarlierRows::numbers)  // values are centred chunk by chunk
           .cost<cost_inline>()
           .bench("B=1 T=8192 S=T H=8 K=64 V=K causal=1|0 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=1024|4096|16384|65536 S=T H=4 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
@@ -111,6 +112,7 @@ const Op& inline_residual_op() {
           .letter("S", "prefix+height*width")  // keys: what the mask leaves out may hold anything
           .growing()
           .check<check_residual>()
+          .earlier_rows(EarlierRows::nothing)  // the residual's coefficients are made of all tokens
           .cost<cost_residual>()
           .bench("B=8 T=50 H=6 D=32 height=7 width=7 prefix=1 dtype=f32 pass=fwd|fwd+bwd")
           .impl<ref::inline_residual_forward, ref::inline_residual_backward, ref::inline_residual_workspace>("ref", always_available)

@@ -23,6 +23,7 @@ const Op& l2_norm_op() {
           .input("x", &A::x, "B T H K", "queries or keys").grad(&G::dx)
           .output("out", &O::out, "B T H K", "the same rows with length one").grad(&G::dout)
           .option("eps", &A::eps, 0, kAnyReal, "added to the sum of squares")
+          .always_causal()
           .cost<cost_norm>()
           .bench("B=1 T=8192 H=16 K=128 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .gpu_bench("B=16 T=2048 H=16 K=128 dtype=bf16|f32 pass=fwd|fwd+bwd")

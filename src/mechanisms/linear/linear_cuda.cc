@@ -5,6 +5,8 @@
 #include "mechanisms/recurrence/cuda/chunk/launch.h"
 #include "mechanisms/recurrence/cuda/tile/launch.h"
 
+LINNET_USES_IMAGES(linear)
+
 namespace linnet::cuda {
 namespace {
 

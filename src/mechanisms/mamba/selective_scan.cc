@@ -58,6 +58,7 @@ const Op& mamba_selective_scan_op() {
           .letter("N", "B")
           .multiple("E", "G")
           .check<check_scan>()
+          .always_causal()
           .cost<cost_scan>()
           .bench("B=1 T=2048|8192 E=1536 G=1 K=16 with=D,z,dt_bias dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=4 T=33 E=64 G=1 K=16 with=D,z,dt_bias dtype=f32 pass=fwd|fwd+bwd")

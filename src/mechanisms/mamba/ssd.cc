@@ -69,6 +69,7 @@ const Op& mamba_ssd_op() {
           .letter("N", "B")
           .multiple("H", "G")
           .check<check_ssd>()
+          .always_causal()
           .cost<cost_ssd>()
           .bench("B=1 T=8192 H=8 V=128 G=1 K=128 with=D,dt_bias dtype=f32|bf16 pass=fwd|fwd+bwd")
           .gpu_bench("B=16 T=2048 H=16 V=128 G=1 K=128 with=D,dt_bias dtype=bf16 pass=fwd|fwd+bwd")

@@ -11,6 +11,8 @@
 #include "mechanisms/shared/copy_rows.h"
 #include "ssd_rows.h"
 
+LINNET_USES_IMAGES(mamba)
+
 namespace linnet::cuda {
 namespace {
 

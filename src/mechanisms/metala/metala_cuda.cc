@@ -6,6 +6,8 @@
 #include "mechanisms/recurrence/cuda/dispatch.h"
 #include "metala_rows.h"
 
+LINNET_USES_IMAGES(metala)
+
 namespace linnet::cuda {
 namespace {
 

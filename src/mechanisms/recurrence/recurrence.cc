@@ -105,7 +105,7 @@ Op declare_recurrence(const RecurrenceMember& member) {
         .element(Element::acc).values(Values::log_decay).optional().grad(&G::dg_head);
   }
   if (member.beta) {
-    op.input("beta", &A::beta, "B T H", "write strength").element(Element::param).values(Values::unit_interval).grad(&G::dbeta);
+    op.input("beta", &A::beta, "B T H", "write strength, 0 to 2").element(Element::param).values(Values::write_strength).grad(&G::dbeta);
     if (general(member)) op.optional();
   }
   op.input("cu_seqlens", &A::cu_seqlens, "N+1", "offsets of packed sequences; q is then [total, H, K]")
@@ -131,6 +131,13 @@ Op declare_recurrence(const RecurrenceMember& member) {
   declare_rows<cuda::RecurrenceRows>(op, member);
   if (member.g_head) op.check<check_decay_choice<RecurrenceArgs>>().grows_without({"g", "g_head"});
   if (general(member)) op.grows_without({"g", "beta"});
+  op.always_causal();
+  if (member.decay == Decay::none) op.absent("g", &A::g).absent_gradient("dg", &G::dg);
+  if (!member.g_head) op.absent("g_head", &A::g_head).absent_gradient("dg_head", &G::dg_head);
+  if (!member.beta) {
+    op.absent("beta", &A::beta).absent_gradient("dbeta", &G::dbeta);
+    op.absent("l2_norm", &A::l2_norm).absent("double_beta", &A::double_beta);
+  }
   const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
   const std::string shapes[] = {"B=1 T=8192 Hq=8 Hk=Hq Hv=Hq K=128 V=K " + given,
                                 "B=1 T=8192 Hq=16 Hk=Hq Hv=Hq K=64 V=K " + given};
@@ -173,7 +180,7 @@ Op declare_recurrence_decode(const RecurrenceMember& member) {
         .element(Element::acc).values(Values::log_decay).optional();
   }
   if (member.beta) {
-    op.input("beta", &A::beta, "B T H", "write strength").element(Element::param).values(Values::unit_interval);
+    op.input("beta", &A::beta, "B T H", "write strength, 0 to 2").element(Element::param).values(Values::write_strength);
     if (general(member)) op.optional();
   }
   op.input("state", &A::state, "B H K V", "the state; read and overwritten").element(Element::acc).mutated()
@@ -190,6 +197,9 @@ Op declare_recurrence_decode(const RecurrenceMember& member) {
       LINNET_ISA_IMPLS_FORWARD(recurrence_decode);
   declare_decode_rows<cuda::RecurrenceDecodeRows>(op, member);
   if (member.g_head) op.check<check_decay_choice<RecurrenceDecodeArgs>>();
+  if (member.decay == Decay::none) op.absent("g", &A::g);
+  if (!member.g_head) op.absent("g_head", &A::g_head);
+  if (!member.beta) op.absent("beta", &A::beta).absent("l2_norm", &A::l2_norm).absent("double_beta", &A::double_beta);
   const std::string given = general(member) ? "with=g,beta " : member.g_head ? "with=g " : "";
   op.gpu_bench("B=16|256 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "dtype=bf16 pass=fwd");
   op.bench("B=1|4|16|64 T=1 Hq=32 Hk=32 Hv=32 K=128 V=128 " + given + "dtype=f32 pass=fwd");
@@ -210,7 +220,7 @@ const Op& recurrence_segments_op() {
           .input("v", &A::v, "B T Hv V", "values")
           .input("g", &A::g, "B T H K", "natural logarithm of the decay").or_shape("B T H")
           .element(Element::param).values(Values::log_decay).optional()
-          .input("beta", &A::beta, "B T H", "write strength").element(Element::param).values(Values::unit_interval).optional()
+          .input("beta", &A::beta, "B T H", "write strength, 0 to 2").element(Element::param).values(Values::write_strength).optional()
           .output("out", &O::out, "B T H V", "the whole sequence read from a zero state")
           .output("final_state", &O::final_state, "B H K V", "B of the whole").element(Element::acc).optional()
           .output("A", &O::A, "B H K K", "A of the whole").element(Element::acc).optional()
@@ -221,6 +231,7 @@ const Op& recurrence_segments_op() {
           .option("segment", &A::segment, 1, kAnyCount, "tokens per segment; the last may be shorter")
           .letter("H", "max(Hq,max(Hk,Hv))")
           .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
+          .always_causal()
           .cost<cost_segments>()
           .bench("B=1 T=8192 Hq=1 Hk=1 Hv=1 K=128 V=128 with=g,beta,A,final_state segment=1024 dtype=f32 pass=fwd")
           .impl<ref::recurrence_segments_forward, nullptr, ref::recurrence_segments_workspace>("ref", always_available)

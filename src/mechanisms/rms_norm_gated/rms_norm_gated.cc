@@ -34,6 +34,7 @@ const Op& rms_norm_gated_op() {
           .option("eps", &A::eps, 0, kAnyReal, "added to the mean of squares")
           .option("gate", &A::gate, gates(), "the gate's activation: z sigmoid(z) or sigmoid(z)")
           .option("norm_before_gate", &A::norm_before_gate, "the gate multiplies the normed row instead of the row")
+          .always_causal()
           .cost<cost_norm>()
           .bench("B=1 T=8192 H=16 V=128 with=z,weight norm_before_gate=1 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=1 V=2048 with=z,weight dtype=f32 pass=fwd|fwd+bwd")

@@ -2,6 +2,8 @@
 
 #include "core/cuda.h"
 
+LINNET_USES_IMAGES(shared)
+
 namespace linnet::cuda {
 
 void copy_rows(const Launch& launch, const Rows& to, const Rows& from, int64_t B, int64_t T, int64_t heads, int64_t width) {

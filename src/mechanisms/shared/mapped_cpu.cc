@@ -644,6 +644,7 @@ Chunk<T> chunk_of(const Plan<T>& plan, int worker, const Mapped<T>& source, T** 
   return chunk;
 }
 
+constexpr double kLargestMean = 1e12;
 // v0 and k0: means of the first chunk of keys that take part; of all keys for k0 and v0 of a centred call that is not causal,
 // where they leave nothing to cancel. 0 where they would not be finite, and in a forward that is not centred (unless it is
 // asked for): its weighted means cancel nothing. Sums in double: the means over all keys are results of a centred forward, and
@@ -690,7 +691,11 @@ void take_means(const Plan<T>& plan, bool backward, const Launch& launch) {
     const auto put_final = [&](const View& to) {
       return [&, data = to.template at<T>(source.b, source.head0)](int c, double x) { data[c] = static_cast<T>(x); };
     };
-    const auto put_mean = [](T* to) { return [to](int c, double x) { to[c] = x - x == 0 ? static_cast<T>(x) : T(0); }; };
+    // Not the mean of a token that is infinite, or whose features ended at their bound: what is taken off every row would then
+    // leave nothing of the others.
+    const auto put_mean = [](T* to) {
+      return [to](int c, double x) { to[c] = __builtin_fabs(x) < kLargestMean ? static_cast<T>(x) : T(0); };
+    };
     if (call.final_v.given()) mean(false, source.width(), S, put_final(call.final_v));
     if (call.centred && call.final_z.given()) mean(true, source.F(), S, put_final(call.final_z));
     mean(false, source.width(), part, put_mean(v0));

@@ -2,6 +2,8 @@
 
 #include "core/cuda.h"
 
+LINNET_USES_IMAGES(shared)
+
 namespace linnet::cuda {
 namespace {
 

@@ -17,8 +17,9 @@ std::string bf16_dots_available();
 
 // The line of a declaration that adds the kernels with bf16 dot products, where the build has them.
 #if defined(LINNET_HAS_avx512)
-#define LINNET_BF16_IMPL(stem, backward) \
-  .impl<avx512_bf16::stem##_forward, backward, avx512_bf16::stem##_workspace>("avx512_bf16", bf16_dots_available)
+#define LINNET_BF16_IMPL(stem, backward)                                                                          \
+  .impl<avx512_bf16::stem##_forward, backward, avx512_bf16::stem##_workspace>("avx512_bf16", bf16_dots_available) \
+      .rounds_intermediates()
 #else
 #define LINNET_BF16_IMPL(stem, backward)
 #endif

@@ -4,11 +4,23 @@
 // 64: A = Q K^T, O = [cp q | c1 q | c0 q] S + (r o A) V, then the write of S [3 K, V]. Backward, forward in time with the
 // memory transposed [V, 3 K]: dq, the gates' gradients and the row sums X, Y; backward in time with its gradient [V, 3 K]: dk,
 // dv, ds. Nothing is kept between the passes but scalars.
+#include "simd/finite.h"
 #include "simd/pipeline.h"
 #include "zeros_chunk.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
+
+// O += A V, A lower triangular. Values that are not finite go row by row, exactly as far as a row sees: a weight of 0 does not
+// hide a NaN from an earlier row of the tile.
+template <class T>
+void read_lower(int rows, int columns, const T* a, const T* v, int64_t ldv, T* o) {
+  if (rows_are_finite(v, ldv, rows, columns)) {
+    gemm<T>(rows, columns, rows, as_is(a, kZeros), v, ldv, o, ldv, Add{}, DepthTo{1});
+    return;
+  }
+  for (int i = 0; i < rows; ++i) gemm<T>(1, columns, i + 1, as_is(a + i * kZeros, kZeros), v, ldv, o + i * ldv, ldv, Add{});
+}
 
 // Memory of a walk: what a chunk leaves for its step and its readers (a slot), what only lives while a worker reads, and what
 // belongs to the head. A worker that walks alone has one of each, and its slot's state is the head's.
@@ -220,7 +232,7 @@ struct Unit {
       gemm<T>(rows, columns, static_cast<int>(3 * s.K), as_is(s.scaled, 3 * s.block), s.before + j, s.ldv, s.o + j, s.ldv,
               Store{});
       if (args.causal) {
-        gemm<T>(rows, columns, rows, as_is(s.a, kZeros), s.v + j, s.ldv, s.o + j, s.ldv, Add{}, DepthTo{1});
+        read_lower(rows, columns, s.a, s.v + j, s.ldv, s.o + j);
       }
     }
     store(out, at, rows, s.V, s.o, s.ldv);

@@ -14,6 +14,7 @@
 
 #include "mechanisms/monarch/grid.h"
 #include "mechanisms/softmax/softmax_strip.h"
+#include "simd/finite.h"
 #include "simd/gemm.h"
 
 namespace linnet::LINNET_ISA {
@@ -162,6 +163,27 @@ int block_keys(const MonarchUnit<T>& u, const MonarchScratch<T>& s, int64_t p, b
   return n;
 }
 
+// OT [width, 64] = X^T P: lane l reads the rows of x [n, ld] with its weights p [n, 64], of which those from limit[l] on are 0.
+// Where x is not finite, a lane takes exactly the rows that it sees: 0 x NaN is NaN. The bits of finite lanes are the same.
+template <class T>
+void read_visible(int width, int lanes, int n, const T* x, int64_t ld, const T* p, const T* limit, T* ot) {
+  using X = Vec<T>;
+  if (limit == nullptr || rows_are_finite(x, ld, n, width)) {
+    gemm<T>(width, lanes, n, transposed(x, ld), p, kLanes, ot, kLanes, Store{});
+    return;
+  }
+  for (int c = 0; c < width; ++c) {
+    for (int v = 0; v < lanes; v += X::W) {
+      typename X::V sum = X::zero();
+      for (int i = 0; i < n; ++i) {
+        const auto seen = lt(X::broadcast(static_cast<T>(i)), X::load(limit + v));
+        sum = select(seen, fma(X::broadcast(x[i * ld + c]), X::load(p + i * kLanes + v), sum), sum);
+      }
+      X::store(ot + c * kLanes + v, sum);
+    }
+  }
+}
+
 // The block program of step `step`: a, c and, with values, y of block p for every slot; causal: also the own block's attention.
 template <class T>
 void block_program(const MonarchUnit<T>& u, const MonarchScratch<T>& s, int64_t p, int64_t step, bool values) {
@@ -183,7 +205,7 @@ void block_program(const MonarchUnit<T>& u, const MonarchScratch<T>& s, int64_t 
       }
       for (int i = 0; i < kLanes; ++i) limit[i] = static_cast<T>(j0 + i + 1);
       strip_softmax<T>(own, n, lanes, nullptr, limit, nullptr, maximum, total, nullptr);
-      gemm<T>(width, lanes, n, transposed(s.kv + s.ldk, ld), own, kLanes, s.ot, kLanes, Store{});
+      read_visible(width, lanes, n, s.kv + s.ldk, ld, own, limit, s.ot);
       for (int v = 0; v < lanes; v += X::W) {
         X::store(inverse + v, X::broadcast(1) / X::load(total + v));
         X::store(limit + v, X::load(maximum + v) + log2_of<T>(X::load(total + v)));
@@ -232,7 +254,7 @@ void slot_output(const MonarchUnit<T>& u, const MonarchScratch<T>& s, int64_t j,
     }
     strip_softmax<T>(s.strip[0], n, lanes, u.c + u.cell(j, 0), u.g.causal ? limit : nullptr, u.g.causal ? share : nullptr,
                      maximum, total, nullptr);
-    gemm<T>(width, lanes, n, transposed(u.y + u.cell(j, 0) * u.ldv, u.ldv), s.strip[0], kLanes, s.ot, kLanes, Store{});
+    read_visible(width, lanes, n, u.y + u.cell(j, 0) * u.ldv, u.ldv, s.strip[0], u.g.causal ? limit : nullptr, s.ot);
     for (int v = 0; v < lanes; v += X::W) {
       const V m = X::load(maximum + v);
       V l = X::load(total + v), mine = X::zero();

@@ -6,6 +6,8 @@
 #include "mechanisms/monarch/grid.h"
 #include "problem.h"
 
+LINNET_USES_IMAGES(monarch)
+
 namespace linnet::cuda {
 namespace {
 

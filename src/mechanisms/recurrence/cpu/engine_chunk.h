@@ -15,6 +15,7 @@
 #pragma once
 
 #include "engine.h"
+#include "simd/finite.h"
 #include "simd/math.h"
 #include "simd/tile.h"
 
@@ -359,6 +360,17 @@ void scale_rows(int rows, int width, const T* scale, T* x, int64_t ldx) {
   }
 }
 
+// O += P N, P lower triangular. Where N is not finite, rows are multiplied one by one with exactly the writes that they see: in
+// a tile of rows a weight of 0 would carry a NaN to earlier ones. The bits of finite rows are the same.
+template <class T>
+void read_written(int rows, int width, const T* p, const T* n, int64_t ld, T* o, Ahead* ahead) {
+  if (rows_are_finite(n, ld, rows, width)) {
+    gemm<T>(rows, width, rows, as_is(p, kChunk), n, ld, o, ld, Fetching<Add>{{}, ahead}, DepthTo{1});
+    return;
+  }
+  for (int i = 0; i < rows; ++i) gemm<T>(1, width, i + 1, as_is(p + i * kChunk, kChunk), n, ld, o + i * ld, ld, Add{});
+}
+
 // Columns [first, last) (whole vectors, unless the last are meant): reads, corrects, writes the state. queries: O too. res:
 // where V - K S - A N is kept [C, ldv] for the backward (beta), or null. Any cut of the columns gives the same bits. ready():
 // is called before the scores are read.
@@ -392,7 +404,7 @@ void chunk_columns(const EngineShape& s, int rows, const StateShape<T>& shape, T
       }
       scale_rows(rows, width, c.beta, v, c.ldv);
     }
-    if (queries) gemm<T>(rows, width, rows, as_is(c.p, kChunk), v, c.ldv, o + j, c.ldv, Fetching<Add>{{}, c.ahead}, DepthTo{1});
+    if (queries) read_written(rows, width, c.p, v, c.ldv, o + j, c.ahead);
     if (s.gate == Gate::none) {
       gemm<T>(s.K, width, rows, as_is(c.kt, kChunk), v, c.ldv, panel, pitch, Fetching<Add>{{}, c.ahead});
     } else {

@@ -2,6 +2,8 @@
 
 #include "mechanisms/recurrence/cuda/tile/tile.h"
 
+LINNET_USES_IMAGES(recurrence)
+
 namespace linnet::cuda {
 namespace {
 

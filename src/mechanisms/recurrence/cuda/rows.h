@@ -22,6 +22,8 @@ namespace linnet::cuda {
 enum class Row : int32_t { step, chunk, tile, channel, kda, delta, decode };
 inline constexpr Row kRows[] = {Row::step, Row::chunk, Row::tile, Row::channel, Row::kda, Row::delta, Row::decode};
 
+// Whether weights or states are rounded to the call's type for a matrix unit (core/tolerance.h).
+constexpr bool row_rounds(Row row) { return row == Row::tile || row == Row::channel || row == Row::kda || row == Row::delta; }
 constexpr const char* row_name(Row row) {
   switch (row) {
     case Row::step: return "step";

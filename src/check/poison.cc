@@ -1,0 +1,151 @@
+#include "check/poison.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <optional>
+
+#include "check/compare.h"
+
+namespace linnet::check {
+namespace {
+
+std::vector<std::string> words_of(const std::string& shape) {
+  std::vector<std::string> words;
+  for (size_t start = 0; start < shape.size();) {
+    const size_t end = std::min(shape.find(' ', start), shape.size());
+    words.push_back(shape.substr(start, end - start));
+    start = end + 1;
+  }
+  return words;
+}
+
+bool counts_tokens(const std::string& word) { return word == "S" || word == "T" || (word.size() == 2 && word[0] == 'T'); }
+
+// The words of the shape that an array has: the second one where its rank tells so, the last ones where B is left out.
+std::vector<std::string> shape_of(const TensorDecl& decl, const Array& array) {
+  std::vector<std::string> words = words_of(decl.shape);
+  if (const std::vector<std::string> other = words_of(decl.other_shape); !other.empty() && other.size() == array.size.size()) {
+    words = other;
+  }
+  if (words.size() < array.size.size()) return {};
+  words.erase(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(words.size() - array.size.size()));
+  return words;
+}
+
+// Calls use(element, coordinates).
+template <class Values, class Use>
+void for_each(const std::vector<int64_t>& size, Values& values, const Use& use) {
+  std::vector<int64_t> at(size.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    auto rest = static_cast<int64_t>(i);
+    for (size_t d = size.size(); d-- > 0;) {
+      at[d] = rest % size[d];
+      rest /= size[d];
+    }
+    use(i, at);
+  }
+}
+
+// Numbers that an operator refuses where they are not finite are left alone.
+bool may_be_poisoned(const TensorDecl& decl) {
+  switch (decl.values) {
+    case Values::positive:
+    case Values::finite:
+    case Values::number:
+    case Values::weights:
+    case Values::rounding: return false;
+    default: return !decl.mutated;
+  }
+}
+
+bool same_bits(double x, double y) {
+  return (std::isnan(x) && std::isnan(y)) || std::bit_cast<uint64_t>(x) == std::bit_cast<uint64_t>(y);
+}
+
+}  // namespace
+
+bool poison(const Problem& problem, uint64_t seed, Poisoned* poisoned) {
+  const Op& op = *problem.op;
+  Call call(op);
+  for (const auto& [name, value] : problem.options) {
+    if (!call.set_option(name, value).ok()) return false;
+  }
+  if (!is_causal(op, call.args()) || op.earlier_rows == EarlierRows::nothing) return false;
+  // One number of tokens: with several, which key is "later" depends on how the operator aligns them.
+  std::optional<int64_t> tokens;
+  for (const Array& array : problem.inputs) {
+    const TensorDecl& decl = *op.find_input(array.name);
+    const std::vector<std::string> words = shape_of(decl, array);
+    for (size_t d = 0; d < words.size(); ++d) {
+      if (!counts_tokens(words[d]) || (decl.broadcast && array.size[d] == 1)) continue;
+      if (tokens.has_value() && *tokens != array.size[d]) return false;
+      tokens = array.size[d];
+    }
+  }
+  if (tokens.value_or(0) < 2) return false;
+  *poisoned = {.problem = problem, .token = 1 + static_cast<int64_t>(seed % static_cast<uint64_t>(*tokens - 1))};
+  poisoned->problem.incoming.clear();
+  poisoned->problem.gradients.clear();
+  const double value = seed % 3 == 0 ? HUGE_VAL : std::numeric_limits<double>::quiet_NaN();
+  bool any = false;
+  for (Array& array : poisoned->problem.inputs) {
+    const TensorDecl& decl = *op.find_input(array.name);
+    if (!is_float(array.dtype) || !may_be_poisoned(decl)) continue;
+    const std::vector<std::string> words = shape_of(decl, array);
+    const bool batched = !words.empty() && words[0] == "B" && array.size[0] > 0 && !(decl.broadcast && array.size[0] == 1);
+    bool here = false;
+    for_each(array.size, array.values, [&](size_t i, const std::vector<int64_t>& at) {
+      bool hit = false;
+      for (size_t d = 0; d < words.size(); ++d) hit |= counts_tokens(words[d]) && at[d] == poisoned->token && array.size[d] > 1;
+      if (!hit || (batched && at[0] != static_cast<int64_t>(seed / 7) % array.size[0])) return;
+      if (batched) poisoned->row = at[0];
+      array.values[i] = value;
+      here = true;
+    });
+    poisoned->apart &= !here || batched;
+    any |= here;
+  }
+  return any;
+}
+
+std::vector<std::string> poison_faults(const Poisoned& poisoned, const std::vector<Array>& before,
+                                       const std::vector<Array>& after) {
+  std::vector<std::string> faults;
+  for (const Array& result : after) {
+    const TensorDecl* decl = poisoned.problem.op->find_output(result.name);
+    const Array* whole = find_array(before, result.name);
+    if (decl == nullptr || whole == nullptr) continue;  // a state belongs to the last token
+    const std::vector<std::string> words = shape_of(*decl, result);
+    size_t tokens = words.size();
+    // Rows of queries (T, Tq). Those of keys (S) may be in units of all of them: phi_k of features.
+    for (size_t d = 0; d < words.size(); ++d)
+      tokens = words[d][0] == 'T' && counts_tokens(words[d]) && tokens == words.size() ? d : tokens;
+    if (tokens == words.size()) continue;
+    const bool batched = words[0] == "B";
+    const bool bits = poisoned.problem.op->earlier_rows == EarlierRows::bits;
+    double largest = 0;
+    for (const double x : whole->values) largest = std::isfinite(x) ? std::max(largest, std::abs(x)) : largest;
+    // A transform of fewer or other numbers rounds differently: as far as two kernels may differ.
+    const double allowed = 2 * largest * max_gate(rms_gate(poisoned.problem.dtype, Pass::forward, Against::reference, true, 0));
+    const auto kept = [&](double after_it, double before_it) {
+      if (same_bits(after_it, before_it)) return true;
+      return !bits && std::isfinite(after_it) && std::isfinite(before_it) && std::abs(after_it - before_it) <= allowed;
+    };
+    bool changed = false;
+    for_each(result.size, result.values, [&](size_t i, const std::vector<int64_t>& at) {
+      const bool other = batched && poisoned.apart && at[0] != poisoned.row;
+      if (changed || !(other || at[tokens] < poisoned.token) || kept(result.values[i], whole->values[i])) return;
+      changed = true;
+      char values[64];
+      std::snprintf(values, sizeof values, " becomes %.9g from %.9g", result.values[i], whole->values[i]);
+      faults.push_back(result.name + place_text(static_cast<int64_t>(i), result.size) + values + " when token " +
+                       std::to_string(poisoned.token) + " of batch row " + std::to_string(poisoned.row) + " is not finite");
+    });
+  }
+  return faults;
+}
+
+}  // namespace linnet::check
