@@ -287,6 +287,8 @@ TEST(Layers, WrongOptionsGetASentence) {
       {"converted_attention", "hidden=8 heads=2 mechanism=gla causal=0", "converted_attention: gla sees no later token"},
       {"mamba2", "hidden=8 head=3", "mamba2: inner is 16, expected a multiple of head, 3"},
       {"zeros_attention", "hidden=6 heads=2", "zeros_attention: a head has 3 channels, expected an even number"},
+      {"hierarchical_attention", "hidden=8 heads=2 tie=block",
+       "hierarchical_attention: tie is block, expected prefix or row when causal"},
       {"free_energy_mixer", "hidden=8 heads=3", "free_energy_mixer: width is 4, expected a multiple of heads, 3"},
       {"inline_attention", "hidden=8 heads=2", "inline_attention: the residual needs height and width of the grid"},
   };

@@ -38,6 +38,7 @@ struct Hierarchical : Projections {
 
 Value record_hierarchical(Recorder& l, const Hierarchical& o, Value x) {  // x [B, T, hidden]
   if (!check_projections(l, o)) return {};
+  if (!l.require(!o.causal || o.tie != Tie::block, "tie is block, expected prefix or row when causal")) return {};
   Heads h = project(l, o, x);
   if (o.head_norm) {  // the encoder of the paper: q, k and v normed over the head
     const std::vector<Setting> eps = {{"eps", number_text(o.eps)}};

@@ -49,6 +49,7 @@ const Op& dense_op() {
           .input("bias", &A::bias, "O", "added to each row").element(Element::weight).optional()
           .output("out", &O::out, "B T O", "the mapped rows")
           .option("rounding", &A::rounding, {"none", "bf16"}, "what x is rounded to first; bf16 runs on bf16 dot products where the weights are bf16")
+          .always_causal()
           .cost<cost_dense>()
           .bench("B=1 T=512 I=576 O=1536 dtype=f32|bf16 pass=fwd")
           .bench("B=1 T=512 I=1536 O=576 dtype=f32|bf16 pass=fwd")
@@ -80,6 +81,7 @@ const Op& dense_quantised_op() {
           .letter("O", "outputs+16*panels*(1//(outputs+1))")  // outputs, or 16 panels where outputs is 0
           .letter_by("C", "bits", {{"8", "512"}, {"4", "256"}})
           .check<check_quantised>()
+          .always_causal()
           .cost<cost_quantised>()
           .bench("B=1 T=1 I=2048 panels=1024 bits=8|4 rounding=none|int8 dtype=f32 pass=fwd")
           .bench("B=1 T=512 I=576 panels=96 bits=8|4 rounding=none|int8 dtype=f32 pass=fwd")

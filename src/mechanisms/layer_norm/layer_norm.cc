@@ -25,6 +25,7 @@ const Op& layer_norm_op() {
           .input("bias", &A::bias, "D", "added at the end; zeros when absent").element(Element::param).optional().grad(&G::dbias)
           .output("out", &O::out, "B T H D", "the normed rows").or_shape("B T D").grad(&G::dout)
           .option("eps", &A::eps, 0, kAnyReal, "added to the variance")
+          .always_causal()
           .cost<cost_norm>()
           .bench("B=1 T=8192 H=1 D=768 with=weight,bias dtype=f32|bf16 pass=fwd|fwd+bwd")
           .impl<ref::layer_norm_forward, ref::layer_norm_backward, ref::layer_norm_workspace>("ref", always_available)

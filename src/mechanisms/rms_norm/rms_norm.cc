@@ -25,6 +25,7 @@ const Op& rms_norm_op() {
           .output("out", &O::out, "B T H D", "the normed rows").or_shape("B T D").grad(&G::dout)
           .option("eps", &A::eps, 0, kAnyReal, "added to the mean of squares")
           .option("plus_one", &A::plus_one, "multiply by 1 + weight")
+          .always_causal()
           .cost<cost_norm>()
           .bench("B=1 T=8192 H=1 D=576 with=weight dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=16 D=128 with=weight dtype=f32 pass=fwd|fwd+bwd")

@@ -64,6 +64,7 @@ const Op& rotary_op() {
           .option("original_length", &A::original_length, 1, kAnyCount, "llama3: length of the training contexts")
           .letter("F", "(dims+D*(1//(dims+1)))//2")  // half of dims, or of D where dims is 0
           .check<check_rotary>()
+          .always_causal()
           .cost<cost_rotary>()
           .bench("B=1 T=8192 H=9 D=64 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=9 D=64 pairs=interleaved dtype=f32 pass=fwd")
