@@ -110,17 +110,6 @@ struct Tokens {
   }
 };
 
-bool grows(const Record& record) {
-  return std::any_of(record.steps.begin(), record.steps.end(), [](const layers::Step& step) {
-    if (step.kind != layers::StepKind::op) return false;
-    const auto given = [&](const std::string& name) {
-      return std::any_of(step.inputs.begin(), step.inputs.end(), [&](const auto& input) { return input.first == name; });
-    };
-    const std::vector<std::string>& names = step.op->grows_without;
-    return step.op->growing || (!names.empty() && std::none_of(names.begin(), names.end(), given));
-  });
-}
-
 Status run_layer(const SafetensorsFile& file, Dtype dtype, const Setting& setting, Result* result) {
   const FileFacts facts = layers::facts_of(file);
   const LayerFile* form = nullptr;
@@ -138,7 +127,7 @@ Status run_layer(const SafetensorsFile& file, Dtype dtype, const Setting& settin
   std::vector<std::vector<double>> weights;
   LINNET_TRY(read_tensors(record, *form, dtype, &stored, &x, &weights));
   if (x.shape.size() != 3) return stored.error(form->input + " has rank " + std::to_string(x.shape.size()) + ", expected 3");
-  const bool growing = grows(record);
+  const bool growing = layers::grows(record);
   ThreadPool pool(std::max(setting.threads, 1));
   Executor* executor = setting.threads > 1 ? static_cast<Executor*>(&pool) : &inline_executor();
 

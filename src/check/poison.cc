@@ -126,6 +126,7 @@ std::vector<std::string> poison_faults(const Poisoned& poisoned, const std::vect
     if (tokens == words.size()) continue;
     const bool batched = words[0] == "B";
     const bool bits = poisoned.problem.op->earlier_rows == EarlierRows::bits;
+    if (!bits && decl->saved && !decl->differentiable) continue;  // den of features is in units of all keys, as phi_k
     double largest = 0;
     for (const double x : whole->values) largest = std::isfinite(x) ? std::max(largest, std::abs(x)) : largest;
     // A transform of fewer or other numbers rounds differently: as far as two kernels may differ.

@@ -95,7 +95,7 @@ std::vector<StateTensor> states_of(const Record& record, size_t step, std::vecto
 }  // namespace
 
 void describe(const Record& record, JsonWriter& json) {
-  json.member("tokens", record.tokens).key("inputs").begin_array();
+  json.member("tokens", record.tokens).member("growing", grows(record)).key("inputs").begin_array();
   for (const int id : record.inputs) {
     const ValueInfo& info = record.values[static_cast<size_t>(id)];
     json.begin_object().member("name", info.name).key("shape");

@@ -4,6 +4,7 @@
 //    "options": [{"name": "hidden", "kind": "integer", "value": "2048", "default": "2048", "low": 1, "high": null,
 //                 "choices": [], "doc": ...}],
 //    "tokens": 0,                                    the only legal number of tokens; 0: any
+//    "growing": false,                               a state only grows: which gates hold (core/tolerance.h)
 //    "inputs": [{"name": "x", "shape": ["B", "T", 2048], "integers": false}],
 //    "parameters": [{"name": "q_proj.weight", "shape": [..], "trained": true, "alias": "wq", "transposed": true,
 //                    "init": {"rule": "normal", "a": 0, "b": 0.02}, "doc": ""}],

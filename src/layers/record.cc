@@ -153,6 +153,17 @@ bool is_tokenwise(const Op& op) {
   return std::find(std::begin(kNames), std::end(kNames), op.name) != std::end(kNames);
 }
 
+bool grows(const Record& record) {
+  return std::any_of(record.steps.begin(), record.steps.end(), [](const Step& step) {
+    if (step.kind != StepKind::op) return false;
+    const auto given = [&](const std::string& name) {
+      return std::any_of(step.inputs.begin(), step.inputs.end(), [&](const auto& input) { return input.first == name; });
+    };
+    const std::vector<std::string>& names = step.op->grows_without;
+    return step.op->growing || (!names.empty() && std::none_of(names.begin(), names.end(), given));
+  });
+}
+
 const OptionDecl* position_option(const Op& op) {
   const OptionDecl* option = op.name == "rotary" ? op.find_option("offset") : op.find_option("position");
   return option != nullptr && option->kind == OptionKind::integer ? option : nullptr;

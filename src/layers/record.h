@@ -150,6 +150,8 @@ struct Record {
 
 // Whether an operator treats every token alone, so that it needs no state: norms, products, gates.
 bool is_tokenwise(const Op& op);
+// Whether one of the layer's operators has a state that only grows: the gates of core/tolerance.h are then wider.
+bool grows(const Record& record);
 // Whether it reads the number of the token through an option (rotary: offset).
 const OptionDecl* position_option(const Op& op);
 
