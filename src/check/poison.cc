@@ -74,10 +74,12 @@ bool poison(const Problem& problem, uint64_t seed, Poisoned* poisoned) {
     if (!call.set_option(name, value).ok()) return false;
   }
   if (!is_causal(op, call.args()) || op.earlier_rows == EarlierRows::nothing) return false;
-  // One number of tokens: with several, which key is "later" depends on how the operator aligns them.
+  // One number of tokens, and one packing: with several, which key is "later" depends on how the operator aligns them.
   std::optional<int64_t> tokens;
+  int packings = 0;
   for (const Array& array : problem.inputs) {
     const TensorDecl& decl = *op.find_input(array.name);
+    packings += decl.values == Values::offsets;
     const std::vector<std::string> words = shape_of(decl, array);
     for (size_t d = 0; d < words.size(); ++d) {
       if (!counts_tokens(words[d]) || (decl.broadcast && array.size[d] == 1)) continue;
@@ -85,7 +87,7 @@ bool poison(const Problem& problem, uint64_t seed, Poisoned* poisoned) {
       tokens = array.size[d];
     }
   }
-  if (tokens.value_or(0) < 2) return false;
+  if (packings > 1 || tokens.value_or(0) < 2) return false;
   *poisoned = {.problem = problem, .token = 1 + static_cast<int64_t>(seed % static_cast<uint64_t>(*tokens - 1))};
   poisoned->problem.incoming.clear();
   poisoned->problem.gradients.clear();
