@@ -247,8 +247,8 @@ struct Head {
       }
       for (int i = 0; i < t.rows; ++i) {  // exactly the keys that a row sees: a weight of 0 does not hide a NaN
         const int64_t seen = t.first + i + 1 - at;
-        const int keys = seen < n ? static_cast<int>(seen) : n;
-        if (keys > 0) gemm<T>(1, s.V + 1, keys, as_is(p + i * s.span, s.span), r.v, s.ldv, r.o + i * s.ldv, s.ldv, Add{});
+        const int visible = seen < n ? static_cast<int>(seen) : n;
+        if (visible > 0) gemm<T>(1, s.V + 1, visible, as_is(p + i * s.span, s.span), r.v, s.ldv, r.o + i * s.ldv, s.ldv, Add{});
       }
     }
   }
