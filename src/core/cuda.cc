@@ -214,6 +214,7 @@ thread_local Recording* recording = nullptr;
 
 Recording::Recording() : outer_(recording) { recording = this; }
 Recording::~Recording() { recording = outer_; }
+bool is_recording() { return recording != nullptr; }
 
 std::string missing() { return recording != nullptr ? "" : driver().missing; }
 std::string device_name() { return driver().name; }

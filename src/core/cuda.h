@@ -87,6 +87,7 @@ class Recording {
  private:
   Recording* outer_;
 };
+bool is_recording();  // in this thread: what does not go through enqueue must not run
 
 // A tile's description for the tensor memory accelerator, passed to kernels by value.
 struct alignas(64) TensorMap {

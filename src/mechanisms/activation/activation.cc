@@ -48,8 +48,10 @@ const Op& activation_op() {
           .cost<cost_activation>()
           .bench("B=1 T=2048 H=1 D=1536 act=silu|gelu|gelu_tanh|softplus dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=2048 H=1 D=1536 act=silu dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 H=1 D=4096 act=silu|gelu dtype=bf16 pass=fwd|fwd+bwd")
           .impl<ref::activation_forward, ref::activation_backward, ref::activation_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(activation);
+          LINNET_ISA_IMPLS(activation)
+          .cuda<cuda::activation_forward, cuda::activation_backward, cuda::activation_workspace, cuda::activation_refuses>();
   return op;
 }
 
@@ -69,8 +71,10 @@ const Op& glu_op() {
           .bench("B=1 T=2048 H=1 D=1536 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=2048 H=1 D=1536 act=gelu|gelu_tanh dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=1 H=1 D=1536 dtype=f32 pass=fwd")
+          .gpu_bench("B=16 T=2048 H=1 D=4096 dtype=bf16 pass=fwd|fwd+bwd")
           .impl<ref::glu_forward, ref::glu_backward, ref::glu_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(glu);
+          LINNET_ISA_IMPLS(glu)
+          .cuda<cuda::glu_forward, cuda::glu_backward, cuda::glu_workspace, cuda::glu_refuses>();
   return op;
 }
 
@@ -88,8 +92,10 @@ const Op& add_op() {
           .always_causal()
           .cost<cost_add>()
           .bench("B=1 T=8192 H=1 D=576 dtype=f32|bf16 pass=fwd")
+          .gpu_bench("B=16 T=2048 H=1 D=2048 dtype=bf16 pass=fwd")
           .impl<ref::add_forward, ref::add_backward, ref::add_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(add);
+          LINNET_ISA_IMPLS(add)
+          .cuda<cuda::add_forward, cuda::add_backward, cuda::add_workspace, cuda::add_refuses>();
   return op;
 }
 // clang-format on

@@ -66,5 +66,8 @@ int64_t add_workspace(const AddArgs& args, Pass pass, const Context& context);
 LINNET_KERNELS(activation, ActivationArgs, ActivationOut, ActivationGrads)
 LINNET_KERNELS(glu, GluArgs, ActivationOut, GluGrads)
 LINNET_KERNELS(add, AddArgs, ActivationOut, AddGrads)
+LINNET_CUDA_KERNELS(activation, ActivationArgs, ActivationOut, ActivationGrads)
+LINNET_CUDA_KERNELS(glu, GluArgs, ActivationOut, GluGrads)
+LINNET_CUDA_KERNELS(add, AddArgs, ActivationOut, AddGrads)
 
 }  // namespace linnet

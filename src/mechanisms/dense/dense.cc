@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/op.h"
+#include "dense_cuda.h"
 #include "dense_dots.h"
 
 namespace linnet {
@@ -56,8 +57,11 @@ const Op& dense_op() {
           .bench("B=1 T=1024 I=2048 O=2048 dtype=f32|bf16 pass=fwd")
           .bench("B=1 T=1|4 I=2048 O=16384 dtype=f32|bf16 pass=fwd")
           .bench("B=1 T=1 I=576 O=576 dtype=f32 pass=fwd")
+          .gpu_bench("B=1 T=4096 I=4096 O=4096 dtype=bf16 pass=fwd")
+          .gpu_bench("B=1|8 T=1 I=4096 O=16384 dtype=bf16 pass=fwd")
           .impl<ref::dense_forward, nullptr, ref::dense_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(dense) LINNET_DENSE_BF16(dense);
+          LINNET_ISA_IMPLS_FORWARD(dense) LINNET_DENSE_BF16(dense)
+          .cuda_rows<cuda::DenseRows, cuda::DenseRow::tile, cuda::DenseRow::blas, cuda::DenseRow::row>();
   return op;
 }
 

@@ -30,8 +30,10 @@ const Op& embedding_op() {
           .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies every row").sampled_to(100)
           .cost<cost_embedding>()
           .bench("B=1 T=512 rows=49152 D=576 dtype=f32|bf16 pass=fwd")
+          .gpu_bench("B=16 T=2048 rows=49152 D=2048 dtype=bf16 pass=fwd")
           .impl<ref::embedding_forward, nullptr, ref::embedding_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(embedding);
+          LINNET_ISA_IMPLS_FORWARD(embedding)
+          .cuda<cuda::embedding_forward, nullptr, cuda::embedding_workspace, cuda::embedding_refuses>();
   return op;
 }
 

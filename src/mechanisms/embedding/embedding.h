@@ -39,6 +39,7 @@ Status embedding_quantised(const EmbeddingQuantisedArgs& args, const EmbeddingOu
 int64_t embedding_quantised_workspace(const EmbeddingQuantisedArgs& args, const Context& context);
 
 LINNET_KERNELS(embedding, EmbeddingArgs, EmbeddingOut, EmbeddingNoGrads)
+LINNET_CUDA_KERNELS(embedding, EmbeddingArgs, EmbeddingOut, EmbeddingNoGrads)
 LINNET_KERNELS(embedding_quantised, EmbeddingQuantisedArgs, EmbeddingOut, EmbeddingNoGrads)
 
 }  // namespace linnet

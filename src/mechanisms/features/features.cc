@@ -255,8 +255,12 @@ const Op& features_op() {
           .compare("hedgehog", "map=hedgehog w=identity R=K")
           .compare("rebased", "map=rebased gamma=1 beta=0")
           .compare("efficient", "map=efficient")
+          .gpu_bench("B=16 T=2048 S=T H=16 K=64 V=K map=elu1 causal=1 dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 S=T H=16 K=64 V=K R=64 with=w map=hedgehog causal=1 dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 S=T H=16 K=64 V=K map=elu1 causal=0 dtype=bf16 pass=fwd|fwd+bwd")
           .impl<ref::features_forward, ref::features_backward, ref::features_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(features);
+          LINNET_ISA_IMPLS(features)
+          .cuda<cuda::features_forward, cuda::features_backward, cuda::features_workspace, cuda::features_refuses>();
   return op;
 }
 
@@ -283,7 +287,8 @@ const Op& features_decode_op() {
           .cost<cost_decode>()
           .bench("B=1|16 T=1 H=32 K=128 V=K map=elu1 dtype=f32 pass=fwd")
           .impl<ref::features_decode_forward, nullptr, ref::features_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(features_decode);
+          LINNET_ISA_IMPLS_FORWARD(features_decode)
+          .cuda<cuda::features_decode_forward, nullptr, cuda::features_decode_workspace, cuda::features_decode_refuses>();
   return op;
 }
 // clang-format on

@@ -100,5 +100,7 @@ int64_t features_decode_workspace(const FeaturesDecodeArgs& args, const Context&
 
 LINNET_KERNELS(features, FeaturesArgs, FeaturesOut, FeaturesGrads)
 LINNET_KERNELS(features_decode, FeaturesDecodeArgs, FeaturesDecodeOut, FeaturesDecodeGrads)
+LINNET_CUDA_KERNELS(features, FeaturesArgs, FeaturesOut, FeaturesGrads)
+LINNET_CUDA_KERNELS(features_decode, FeaturesDecodeArgs, FeaturesDecodeOut, FeaturesDecodeGrads)
 
 }  // namespace linnet

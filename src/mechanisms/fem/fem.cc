@@ -144,8 +144,11 @@ const Op& fem_read_op() {
           .bench("B=1 S=1024 H=8 V=32 R=16 prior=ssm with=delta,A,Bm,Cm,D,g dtype=f32 pass=fwd|fwd+bwd")
           .compare("softmax", "beta=1 lam=0.5")
           .compare("linear", "beta=1 lam=0.5 prior=linear")
+          .gpu_bench("B=16 S=2048 H=16 K=64 V=K//2 prior=linear with=q,k,g dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 S=2048 H=16 K=64 V=K//2 prior=gated with=q,k,a,g dtype=bf16 pass=fwd|fwd+bwd")
           .impl<ref::fem_read_forward, ref::fem_read_backward, ref::fem_read_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(fem_read);
+          LINNET_ISA_IMPLS(fem_read)
+          .cuda<cuda::fem_read_forward, cuda::fem_read_backward, cuda::fem_read_workspace, cuda::fem_read_refuses>();
   return op;
 }
 const Op& fem_read_decode_op() {
@@ -188,7 +191,8 @@ const Op& fem_read_decode_op() {
           .bench("B=1 T=1 H=8 V=64 K=2*V capacity=4096 lengths=4000 prior=softmax with=q,k,k_cache,v_cache,lengths dtype=f32 pass=fwd")
           .bench("B=1 T=1 H=32 V=64 K=64 prior=gated with=q,k,a,state,shift dtype=f32 pass=fwd")
           .impl<ref::fem_read_decode_forward, nullptr, ref::fem_read_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(fem_read_decode);
+          LINNET_ISA_IMPLS_FORWARD(fem_read_decode)
+          .cuda<cuda::fem_read_decode_forward, nullptr, cuda::fem_read_decode_workspace, cuda::fem_read_decode_refuses>();
   return op;
 }
 // clang-format on

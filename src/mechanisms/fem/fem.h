@@ -81,6 +81,8 @@ int64_t fem_read_decode_workspace(const FemReadDecodeArgs& args, const Context& 
 
 LINNET_KERNELS(fem_read, FemReadArgs, FemReadOut, FemReadGrads)
 LINNET_KERNELS(fem_read_decode, FemReadDecodeArgs, FemReadDecodeOut, FemReadDecodeGrads)
+LINNET_CUDA_KERNELS(fem_read, FemReadArgs, FemReadOut, FemReadGrads)
+LINNET_CUDA_KERNELS(fem_read_decode, FemReadDecodeArgs, FemReadDecodeOut, FemReadDecodeGrads)
 
 namespace ref {
 double fem_read_largest_logit(const FemReadArgs& args);

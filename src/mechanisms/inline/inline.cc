@@ -79,8 +79,10 @@ const Op& inline_op() {
           .bench("B=1 T=1024|4096|16384|65536 S=T H=4 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=8 T=196 S=T H=6 K=32 V=K causal=0 dtype=f32 pass=fwd|fwd+bwd")
           .compare("", "")
+          .gpu_bench("B=16 T=2048 S=T H=16 K=64 V=K causal=1|0 dtype=bf16 pass=fwd|fwd+bwd")
           .impl<ref::inline_forward, ref::inline_backward, ref::inline_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(inline);
+          LINNET_ISA_IMPLS(inline)
+          .cuda<cuda::inline_forward, cuda::inline_backward, cuda::inline_workspace, cuda::inline_refuses>();
   return op;
 }
 
@@ -141,7 +143,8 @@ const Op& inline_decode_op() {
           .cost<cost_decode>()
           .bench("B=1|16 T=1 H=32 K=128 V=K dtype=f32 pass=fwd")
           .impl<ref::inline_decode_forward, nullptr, ref::inline_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(inline_decode);
+          LINNET_ISA_IMPLS_FORWARD(inline_decode)
+          .cuda<cuda::inline_decode_forward, nullptr, cuda::inline_decode_workspace, cuda::inline_decode_refuses>();
   return op;
 }
 // clang-format on

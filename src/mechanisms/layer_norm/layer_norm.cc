@@ -28,8 +28,10 @@ const Op& layer_norm_op() {
           .always_causal()
           .cost<cost_norm>()
           .bench("B=1 T=8192 H=1 D=768 with=weight,bias dtype=f32|bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 H=1 D=2048 with=weight,bias dtype=bf16|f32 pass=fwd|fwd+bwd")
           .impl<ref::layer_norm_forward, ref::layer_norm_backward, ref::layer_norm_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(layer_norm);
+          LINNET_ISA_IMPLS(layer_norm)
+          .cuda<cuda::layer_norm_forward, cuda::layer_norm_backward, cuda::layer_norm_workspace, cuda::layer_norm_refuses>();
   return op;
 }
 // clang-format on

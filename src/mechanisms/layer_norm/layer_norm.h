@@ -29,5 +29,6 @@ Status layer_norm_backward(const LayerNormArgs& args, const LayerNormOut& out, c
 int64_t layer_norm_workspace(const LayerNormArgs& args, Pass pass, const Context& context);
 
 LINNET_KERNELS(layer_norm, LayerNormArgs, LayerNormOut, LayerNormGrads)
+LINNET_CUDA_KERNELS(layer_norm, LayerNormArgs, LayerNormOut, LayerNormGrads)
 
 }  // namespace linnet

@@ -63,8 +63,11 @@ const Op& mamba_selective_scan_op() {
           .bench("B=1 T=2048|8192 E=1536 G=1 K=16 with=D,z,dt_bias dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=4 T=33 E=64 G=1 K=16 with=D,z,dt_bias dtype=f32 pass=fwd|fwd+bwd")
           .compare("", "x=@v B=unit@k C=unit@q dt=-3.5 A=-1")
+          .gpu_bench("B=16 T=2048 E=2048 G=1 K=16 with=D,z,dt_bias dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=1 T=32768 E=2048 G=1 K=16 with=D,z,dt_bias dtype=bf16 pass=fwd")
           .impl<ref::mamba_selective_scan_forward, ref::mamba_selective_scan_backward, ref::mamba_selective_scan_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(mamba_selective_scan);
+          LINNET_ISA_IMPLS(mamba_selective_scan)
+          .cuda<cuda::mamba_selective_scan_forward, cuda::mamba_selective_scan_backward, cuda::mamba_selective_scan_workspace, cuda::mamba_selective_scan_refuses>();
   return op;
 }
 
@@ -90,8 +93,10 @@ const Op& mamba_selective_scan_decode_op() {
           .bench("B=1|4|16|64 T=1 E=1536|5120 G=1 K=16 with=D,z,dt_bias dtype=f32 pass=fwd")
           .bench("B=1024 T=1 E=1536 G=1 K=16 with=D,z,dt_bias dtype=f32 pass=fwd")
           .bench("B=16 T=1 E=1536 G=1 K=16 with=D,z,dt_bias dtype=bf16 pass=fwd")
+          .gpu_bench("B=1|64 T=1 E=5120 G=1 K=16 with=D,z,dt_bias dtype=bf16 pass=fwd")
           .impl<ref::mamba_selective_scan_decode_forward, nullptr, ref::mamba_selective_scan_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(mamba_selective_scan_decode);
+          LINNET_ISA_IMPLS_FORWARD(mamba_selective_scan_decode)
+          .cuda<cuda::mamba_selective_scan_decode_forward, nullptr, cuda::mamba_selective_scan_decode_workspace, cuda::mamba_selective_scan_decode_refuses>();
   return op;
 }
 // clang-format on

@@ -58,6 +58,8 @@ Status mamba_selective_scan_decode(const SelectiveScanDecodeArgs& args, const Se
 int64_t mamba_selective_scan_decode_workspace(const SelectiveScanDecodeArgs& args, const Context& context);
 
 LINNET_KERNELS(mamba_selective_scan, SelectiveScanArgs, SelectiveScanOut, SelectiveScanGrads)
+LINNET_CUDA_KERNELS(mamba_selective_scan, SelectiveScanArgs, SelectiveScanOut, SelectiveScanGrads)
+LINNET_CUDA_KERNELS(mamba_selective_scan_decode, SelectiveScanDecodeArgs, SelectiveScanDecodeOut, SelectiveScanDecodeGrads)
 LINNET_KERNELS(mamba_selective_scan_decode, SelectiveScanDecodeArgs, SelectiveScanDecodeOut, SelectiveScanDecodeGrads)
 
 // B and C as [B, T, G, K].

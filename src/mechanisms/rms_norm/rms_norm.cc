@@ -30,8 +30,10 @@ const Op& rms_norm_op() {
           .bench("B=1 T=8192 H=1 D=576 with=weight dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=16 D=128 with=weight dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=1 H=1 D=576 with=weight dtype=f32 pass=fwd")
+          .gpu_bench("B=16 T=2048 H=1 D=2048 with=weight dtype=bf16|f32 pass=fwd|fwd+bwd")
           .impl<ref::rms_norm_forward, ref::rms_norm_backward, ref::rms_norm_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(rms_norm);
+          LINNET_ISA_IMPLS(rms_norm)
+          .cuda<cuda::rms_norm_forward, cuda::rms_norm_backward, cuda::rms_norm_workspace, cuda::rms_norm_refuses>();
   return op;
 }
 // clang-format on

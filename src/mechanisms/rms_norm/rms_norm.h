@@ -28,5 +28,6 @@ Status rms_norm_backward(const RmsNormArgs& args, const RmsNormOut& out, const R
 int64_t rms_norm_workspace(const RmsNormArgs& args, Pass pass, const Context& context);
 
 LINNET_KERNELS(rms_norm, RmsNormArgs, RmsNormOut, RmsNormGrads)
+LINNET_CUDA_KERNELS(rms_norm, RmsNormArgs, RmsNormOut, RmsNormGrads)
 
 }  // namespace linnet

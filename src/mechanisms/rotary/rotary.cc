@@ -69,8 +69,11 @@ const Op& rotary_op() {
           .bench("B=1 T=8192 H=9 D=64 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 H=9 D=64 pairs=interleaved dtype=f32 pass=fwd")
           .bench("B=1 T=1 H=9 D=64 offset=400 dtype=f32 pass=fwd")
+          .gpu_bench("B=16 T=2048 H=16 D=128 dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 T=2048 H=16 D=128 pairs=interleaved dtype=bf16 pass=fwd")
           .impl<ref::rotary_forward, ref::rotary_backward, ref::rotary_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(rotary);
+          LINNET_ISA_IMPLS(rotary)
+          .cuda<cuda::rotary_forward, cuda::rotary_backward, cuda::rotary_workspace, cuda::rotary_refuses>();
   return op;
 }
 // clang-format on

@@ -46,5 +46,6 @@ int64_t rotary_workspace(const RotaryArgs& args, Pass pass, const Context& conte
 double rotary_frequency(const RotaryArgs& args, int64_t i);
 
 LINNET_KERNELS(rotary, RotaryArgs, RotaryOut, RotaryGrads)
+LINNET_CUDA_KERNELS(rotary, RotaryArgs, RotaryOut, RotaryGrads)
 
 }  // namespace linnet

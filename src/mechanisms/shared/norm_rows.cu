@@ -35,7 +35,7 @@ __device__ __forceinline__ int64_t place(const NormTensor& x, const Row& row) {
 }
 __device__ __forceinline__ float weight_at(const NormRows& r, int h, int c) {
   if (r.weight == nullptr) return 1;
-  return ptx::load(r.weight, r.weight_dtype, h * r.weight_stride_h + c * r.weight_stride_v);
+  return ptx::load(r.weight, r.weight_dtype, h * r.weight_stride_h + c * r.weight_stride_v) + r.weight_plus;
 }
 // The weights of the W channels from c on.
 template <int W>
@@ -50,6 +50,8 @@ __device__ __forceinline__ void load_weights(const NormRows& r, int h, int c, fl
     const auto* from = reinterpret_cast<const float4*>(static_cast<const float*>(r.weight) + at);
 #pragma unroll
     for (int i = 0; i < W; i += 4) *reinterpret_cast<float4*>(w + i) = __ldg(from + i / 4);
+#pragma unroll
+    for (int i = 0; i < W; ++i) w[i] += r.weight_plus;
     return;
   }
   const auto* from = reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(r.weight) + at);
@@ -59,7 +61,8 @@ __device__ __forceinline__ void load_weights(const NormRows& r, int h, int c, fl
     const bool bf16 = r.weight_dtype == Dtype::bf16;
     const float2 low = bf16 ? ptx::unpack<true>(raw.x) : ptx::unpack<false>(raw.x);
     const float2 high = bf16 ? ptx::unpack<true>(raw.y) : ptx::unpack<false>(raw.y);
-    w[i] = low.x, w[i + 1] = low.y, w[i + 2] = high.x, w[i + 3] = high.y;
+    w[i] = low.x + r.weight_plus, w[i + 1] = low.y + r.weight_plus;
+    w[i + 2] = high.x + r.weight_plus, w[i + 3] = high.y + r.weight_plus;
   }
 }
 // 16-bit results need no more than the quick functions have.

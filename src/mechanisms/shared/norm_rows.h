@@ -28,6 +28,7 @@ struct NormRows {
   Dtype weight_dtype = Dtype::none;
   int64_t weight_stride_h = 0, weight_stride_v = 0;
   bool weight_vectors = false;  // contiguous and aligned
+  float weight_plus = 0;        // added to every weight
   float unit = 1, eps = 0;
   bool silu = true;       // the gate is z sigmoid(z), else sigmoid(z)
   bool first = false;     // the norm comes before the gate

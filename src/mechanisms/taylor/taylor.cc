@@ -108,8 +108,10 @@ const Op& taylor_exact_op() {
           .bench("B=1 T=4096 S=T H=8 K=16 V=64 causal=1|0 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=1024|16384 S=T H=8 K=16 V=64 causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .compare("", "")
+          .gpu_bench("B=16 T=2048 S=T H=16 K=16 V=64 causal=1 dtype=bf16 pass=fwd|fwd+bwd")
           .impl<ref::taylor_exact_forward, ref::taylor_exact_backward, ref::taylor_exact_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(taylor_exact);
+          LINNET_ISA_IMPLS(taylor_exact)
+          .cuda<cuda::taylor_exact_forward, cuda::taylor_exact_backward, cuda::taylor_exact_workspace, cuda::taylor_exact_refuses>();
   return op;
 }
 
@@ -137,8 +139,10 @@ const Op& taylor_compact_op() {
           .bench("B=1 T=8192 S=T H=8 K=32 V=64 causal=1|0 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=1024|4096|16384|65536 S=T H=4 K=32 V=64 causal=1 dtype=f32 pass=fwd")
           .compare("", "alpha=1 beta=0 gamma=1")
+          .gpu_bench("B=16 T=2048 S=T H=16 K=32 V=64 causal=1 dtype=bf16 pass=fwd|fwd+bwd")
           .impl<ref::taylor_compact_forward, ref::taylor_compact_backward, ref::taylor_compact_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(taylor_compact);
+          LINNET_ISA_IMPLS(taylor_compact)
+          .cuda<cuda::taylor_compact_forward, cuda::taylor_compact_backward, cuda::taylor_compact_workspace, cuda::taylor_compact_refuses>();
   return op;
 }
 
@@ -162,7 +166,8 @@ const Op& taylor_compact_l2_op() {
           .bench("B=1 T=8192 S=T H=8 K=32 V=32 causal=1|0 dtype=f32 pass=fwd|fwd+bwd")
           .compare("", "const=1")
           .impl<ref::taylor_compact_l2_forward, ref::taylor_compact_l2_backward, ref::taylor_compact_l2_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(taylor_compact_l2);
+          LINNET_ISA_IMPLS(taylor_compact_l2)
+          .cuda<cuda::taylor_compact_l2_forward, cuda::taylor_compact_l2_backward, cuda::taylor_compact_l2_workspace, cuda::taylor_compact_l2_refuses>();
   return op;
 }
 
@@ -221,7 +226,8 @@ const Op& taylor_decode_op() {
           .cost<cost_decode>()
           .bench("B=1|16 T=1 H=16 K=16 V=64 dtype=f32 pass=fwd")
           .impl<ref::taylor_decode_forward, nullptr, ref::taylor_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(taylor_decode);
+          LINNET_ISA_IMPLS_FORWARD(taylor_decode)
+          .cuda<cuda::taylor_decode_forward, nullptr, cuda::taylor_decode_workspace, cuda::taylor_decode_refuses>();
   return op;
 }
 // clang-format on

@@ -79,8 +79,10 @@ const Op& zeros_op() {
           .bench("B=1 T=8192 H=8 K=64 V=K causal=0 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=32 T=64 H=8 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .compare("", "q=unit@q k=unit@k s=normal s1=0.5 sh=0.5 s0=1 zeroth=1")
+          .gpu_bench("B=16 T=2048 H=16 K=64 V=K causal=1 dtype=bf16 pass=fwd|fwd+bwd")
           .impl<ref::zeros_forward, ref::zeros_backward, ref::zeros_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(zeros);
+          LINNET_ISA_IMPLS(zeros)
+          .cuda<cuda::zeros_forward, cuda::zeros_backward, cuda::zeros_workspace, cuda::zeros_refuses>();
   return op;
 }
 
@@ -106,8 +108,10 @@ const Op& zeros_decode_op() {
           .check<check_decode>()
           .cost<cost_decode>()
           .bench("B=1|16 T=1 H=12 K=64 V=K dtype=f32|bf16 pass=fwd")
+          .gpu_bench("B=1|64 T=1 H=32 K=64 V=K dtype=bf16 pass=fwd")
           .impl<ref::zeros_decode_forward, nullptr, ref::zeros_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(zeros_decode);
+          LINNET_ISA_IMPLS_FORWARD(zeros_decode)
+          .cuda<cuda::zeros_decode_forward, nullptr, cuda::zeros_decode_workspace, cuda::zeros_decode_refuses>();
   return op;
 }
 

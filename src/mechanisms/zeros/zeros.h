@@ -70,6 +70,8 @@ int64_t zeros_softmax_workspace(const ZerosSoftmaxArgs& args, Pass pass, const C
 
 LINNET_KERNELS(zeros, ZerosArgs, ZerosOut, ZerosGrads)
 LINNET_KERNELS(zeros_decode, ZerosDecodeArgs, ZerosDecodeOut, ZerosDecodeGrads)
+LINNET_CUDA_KERNELS(zeros, ZerosArgs, ZerosOut, ZerosGrads)
+LINNET_CUDA_KERNELS(zeros_decode, ZerosDecodeArgs, ZerosDecodeOut, ZerosDecodeGrads)
 LINNET_KERNELS(zeros_softmax, ZerosSoftmaxArgs, ZerosOut, ZerosSoftmaxGrads)
 
 namespace ref {

@@ -1,0 +1,18 @@
+// embedding on the GPU (embedding_cuda.cu).
+#include "embedding.h"
+#include "mechanisms/shared/pieces.h"
+
+namespace linnet::cuda {
+
+const char* embedding_refuses(const EmbeddingArgs& args, Pass) { return refuses_f64(args.table.dtype); }
+int64_t embedding_workspace(const EmbeddingArgs&, Pass, int) { return 0; }
+void embedding_forward(const EmbeddingArgs& args, const EmbeddingOut& out, const Launch& launch) {
+  const View& to = out.out;
+  const bool whole = all_whole(args.table, to);
+  const auto per_row = static_cast<int32_t>(divide_up(to.size[2], kVectorBytes / dtype_size(args.table.dtype)));
+  enqueue(launch, {"embedding/embedding_cuda", LINNET_BY_TYPE(embed, args.table.dtype), 256},
+          {divide_up(to.size[0] * to.size[1] * per_row, 256)}, args.table, args.ids, to, static_cast<float>(args.scale), whole,
+          per_row);
+}
+
+}  // namespace linnet::cuda
