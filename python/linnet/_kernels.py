@@ -135,8 +135,6 @@ def softmax(q, k, v, sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, scale=Non
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True).transpose(1, 2)
     groups = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
-    logits = torch.einsum("bthk,bshk->bhts", wide(q), wide(k)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
     keys = torch.arange(k.shape[1], device=q.device)
     rows = torch.arange(q.shape[1], device=q.device) + k.shape[1] - q.shape[1]
     far = rows[:, None] - keys  # how far the key lies behind the query
@@ -151,6 +149,11 @@ def softmax(q, k, v, sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, scale=Non
         seen = seen & ((far <= left) | (first < prefix))
     if right >= 0:
         seen = seen & (-far <= right)
+    if not softcap and sinks is None:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).transpose(1, 2)
+    logits = torch.einsum("bthk,bshk->bhts", wide(q), wide(k)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
     logits = logits.masked_fill(~seen, -math.inf)
     if sinks is not None:
         logits = torch.cat([logits, wide(sinks)[None, :, None, None].expand(*logits.shape[:3], 1)], -1)
