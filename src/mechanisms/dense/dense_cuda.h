@@ -11,6 +11,7 @@ namespace linnet::cuda {
 
 enum class DenseRow : int32_t { tile, blas, row };
 constexpr const char* row_name(DenseRow row) { return row == DenseRow::tile ? "tile" : row == DenseRow::blas ? "blas" : "row"; }
+constexpr bool row_rounds(DenseRow) { return false; }
 
 struct DenseRows {
   static constexpr int64_t slow_from(DenseRow) { return 0; }
