@@ -143,6 +143,22 @@ def test_window_that_covers_all(mechanism, folder, ids):
     assert (logits(model, ids[None, :60]) - before).abs().max() < 1e-5 * before.abs().max()
 
 
+@pytest.mark.parametrize("mechanism", ["softmax", "window", "hybrid", "hybrid-exact", "distill", "gla"])
+def test_plain_torch_where_a_device_has_no_kernels(mechanism, monkeypatch):
+    """What runs on a GPU in the place of operators without CUDA kernels gives the same."""
+    from linnet.convert import mixers
+
+    torch.manual_seed(0)
+    shape = mixers.Shape(64, 4, 2, 16, 16, 0.25, True)
+    mixer = mixers.make(shape, mechanism, **OPTIONS.get(mechanism, {}))
+    q, k, v = torch.randn(2, 50, 4, 16), torch.randn(2, 50, 2, 16), torch.randn(2, 50, 2, 16)
+    more = {"q": q, "k": k, "v": v, "q_raw": q, "k_raw": k}
+    mixer.initialise(more, torch.Generator().manual_seed(0))
+    expected = mixer(q, k, v, more)
+    monkeypatch.setattr(mixers, "native", lambda operator, tensor: False)
+    assert (mixer(q, k, v, more) - expected).abs().max() < 1e-5
+
+
 def test_padding_on_either_side(folder, ids):
     model = linnet.convert(load(folder), ids, plan=plan_of("hybrid"), **{**QUICK, "tokens": 0})
     text = ids[None, :40]

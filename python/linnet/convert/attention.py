@@ -16,6 +16,7 @@ from . import mixers
 
 NAME = "linnet_convert"
 _OUT = ("o_proj", "c_proj", "out_proj", "dense")
+_RAW = {"q_raw": "q_proj", "k_raw": "k_proj"}
 _visitor = contextvars.ContextVar("linnet_convert_visitor", default=None)
 
 
@@ -59,31 +60,37 @@ def visiting(visitor):
         _visitor.reset(token)
 
 
+# What a layer was given stays in its modules until its attention has run, so that copies of a model have their own.
 def _keep_input(module, args, kwargs):
-    module._linnet_more = {"x": args[0] if args else kwargs.get("hidden_states")}
+    module._linnet_x = args[0] if args else kwargs.get("hidden_states")
 
 
-def _keep_raw(module, name):
-    """A hook of a projection: what it gave, before norms and rotation."""
+def _keep_raw(projection, args, out):
+    projection._linnet_raw = out
 
-    def keep(_, args, out):
-        module._linnet_more[name] = out
 
-    return keep
+def _forget(module):
+    for owner, name in ((module, "_linnet_x"), *((getattr(module, each, None), "_linnet_raw") for each in _RAW.values())):
+        if owner is not None:
+            owner.__dict__.pop(name, None)
 
 
 def more_of(module, needs, query, key):
-    """What a mixer needs beside q, k, v."""
-    have = module._linnet_more
-    raw = {"q_raw": query, "k_raw": key}
-    given = {name: have["x"] if name == "x" else have[name].unflatten(-1, (raw[name].shape[2], -1)) if name in have else raw[name]
-             for name in needs}  # fmt: skip
+    """What a mixer needs beside q, k, v; raw ones are those after norms and rotation where the layer has no projection of its own."""
+    given = {}
+    for name in needs:
+        if name == "x":
+            given[name] = module._linnet_x
+            continue
+        placed = query if name == "q_raw" else key
+        raw = getattr(getattr(module, _RAW[name], None), "_linnet_raw", None)
+        given[name] = placed if raw is None else raw.unflatten(-1, (placed.shape[2], -1))
     return given
 
 
 def _teach(module, query, key, value, mask, scaling, options):
     """The teacher's attention, on Linnet's softmax where it runs on this device."""
-    if query.is_cuda and not mixers._on_gpu("softmax"):
+    if not mixers.native("softmax", query):
         from transformers import AttentionInterface
 
         dense = mask.dense() if isinstance(mask, _Mask) else mask
@@ -154,9 +161,9 @@ def _attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None
         return _mix(module, mixer, query, key, value, attention_mask)
 
     visitor = _visitor.get()
-    if visitor is None:
-        return read(), None
-    return visitor(module, query, key, value, scaling, options, teach, read), None
+    out = read() if visitor is None else visitor(module, query, key, value, scaling, options, teach, read)
+    _forget(module)
+    return out, None
 
 
 def attach(model):
@@ -210,7 +217,7 @@ def find(model):
         causal = bool(getattr(module, "is_causal", True)) if options.get("is_causal") is None else bool(options["is_causal"])
         if module in found:
             raise ValueError(f"{kind}: {names[module]} runs twice in one forward, which linnet.convert does not know")
-        x = getattr(module, "_linnet_more", {}).get("x")
+        x = getattr(module, "_linnet_x", None)
         hidden = 0 if x is None else x.shape[-1]
         shape = mixers.Shape(hidden, query.shape[1], key.shape[1], query.shape[3], value.shape[3], scale, causal)
         found[module] = Site(len(found), names[module], module, _out_projection(model, names[module], module), shape, keep)
@@ -231,8 +238,11 @@ def find(model):
     if not found:
         raise ValueError(f"linnet.convert does not know the attention of a {kind} model: it does not use transformers' AttentionInterface")
     for site in found.values():
+        if getattr(site.module, "_linnet_hooked", False):
+            continue
+        site.module._linnet_hooked = True
         site.module.register_forward_pre_hook(_keep_input, with_kwargs=True)
-        for name in ("q", "k"):
-            if isinstance(getattr(site.module, name + "_proj", None), nn.Module):
-                getattr(site.module, name + "_proj").register_forward_hook(_keep_raw(site.module, name + "_raw"))
+        for name in _RAW.values():
+            if isinstance(getattr(site.module, name, None), nn.Module):
+                getattr(site.module, name).register_forward_hook(_keep_raw)
     return list(found.values())

@@ -45,6 +45,11 @@ def _on_gpu(operator):
     return False
 
 
+def native(operator, tensor):
+    """Whether the operator runs on the tensor's device."""
+    return not tensor.is_cuda or _on_gpu(operator)
+
+
 def repeat(y, heads):
     """Grouped heads as full ones: head h is the group's head h / (H / Hkv)."""
     return y if y.shape[2] == heads else y.repeat_interleave(heads // y.shape[2], 2)
@@ -69,7 +74,7 @@ def visible(tokens, causal, window=0, sinks=0, device=None):
 
 def softmax(q, k, v, shape, window=0, sinks=0, with_lse=False):
     """Exact attention, all of it or inside a window with sinks; with_lse: the rows' normalisers too."""
-    if not q.is_cuda or _on_gpu("softmax"):
+    if native("softmax", q):
         return linnet.softmax(q, k, v, causal=shape.causal, scale=shape.scale, window=sides(window, shape.causal), prefix=sinks,
                               return_lse=with_lse)  # fmt: skip
     plain = window == 0 or (shape.causal and window >= q.shape[1])
@@ -294,7 +299,7 @@ class Hybrid(Hedgehog):
     def forward(self, q, k, v, more=None, drop_window=False):
         if drop_window:
             return self.linear(self.scaled(q), k, v)
-        if not q.is_cuda or _on_gpu("distill_window"):
+        if native("distill_window", q):
             form = self.options.get("form", "sliding")
             k, v = repeat(k, self.shape.heads), repeat(v, self.shape.heads)
             maps = self.feature_map_q.weight, self.feature_map_k.weight
@@ -377,7 +382,7 @@ class Distill(Mixer):
     def features_alone(self, q, k, v):
         bq, bk, logw, _ = self.balanced(q, k)
         v = repeat(v, self.shape.heads)
-        if not q.is_cuda or _on_gpu("distill"):
+        if native("distill", q):
             out = linnet.distill(bq, bk, v.float(), self.z, self.log_alpha.exp(), key_logw=logw, causal=self.shape.causal)
         else:
             out, _ = self.sums(self.log_features(bq), self.log_features(bk) + logw[..., None], v, self.shape.causal)
