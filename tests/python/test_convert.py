@@ -159,6 +159,16 @@ def test_plain_torch_where_a_device_has_no_kernels(mechanism, monkeypatch):
     assert (mixer(q, k, v, more) - expected).abs().max() < 1e-5
 
 
+def test_teacher_in_plain_torch(folder, ids, monkeypatch):
+    from linnet.convert import attention, mixers
+
+    model = load(folder)
+    before = logits(model, ids[None, :60])
+    attention.find(model)
+    monkeypatch.setattr(mixers, "native", lambda operator, tensor: False)
+    assert (logits(model, ids[None, :60]) - before).abs().max() < 1e-5 * before.abs().max()
+
+
 def test_padding_on_either_side(folder, ids):
     model = linnet.convert(load(folder), ids, plan=plan_of("hybrid"), **{**QUICK, "tokens": 0})
     text = ids[None, :40]

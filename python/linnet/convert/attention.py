@@ -91,10 +91,13 @@ def more_of(module, needs, query, key):
 def _teach(module, query, key, value, mask, scaling, options):
     """The teacher's attention, on Linnet's softmax where it runs on this device."""
     if not mixers.native("softmax", query):
-        from transformers import AttentionInterface
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        dense = mask.dense() if isinstance(mask, _Mask) else mask
-        return AttentionInterface._global_mapping["sdpa"](module, query, key, value, dense, scaling=scaling, **options)[0]
+        if isinstance(mask, _Mask):
+            rule = mask.rule
+            limited = rule.window != (-1, -1) or rule.chunk or rule.key_len is not None or rule.cu_seqlens_q is not None
+            mask = mask.dense() if limited or query.shape[2] != rule.keys or rule.keys != key.shape[2] else None
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling, **options)[0]
     return _attention(module, query, key, value, mask, scaling=scaling, **options)[0]
 
 
