@@ -252,7 +252,7 @@ class TorchCall {
       const Op& op;
       int32_t gpu;
       std::optional<Tensor> tensor;
-      std::exception_ptr error;
+      std::string error;
     } memory{op_, gpu_, {}, {}};
     context.allocator = &memory;
     context.allocate = [](void* allocator, int64_t bytes) -> void* {
@@ -260,13 +260,13 @@ class TorchCall {
       try {
         m->tensor = empty(m->op, "the workspace", View::dense(nullptr, Dtype::u8, {bytes}), m->gpu);
         return m->tensor->mutable_data_ptr();
-      } catch (...) {
-        m->error = std::current_exception();
+      } catch (const std::exception& error) {
+        m->error = error.what();
         return nullptr;
       }
     };
     const Status status = call_.run(pass, context);
-    if (memory.error) std::rethrow_exception(memory.error);
+    if (!memory.error.empty()) throw std::runtime_error(memory.error);
     check(status);
   }
 

@@ -730,7 +730,7 @@ void take_tops(const Plan<T>& plan, const Launch& launch) {
       source.zero_masked(at, n, s.x, source.ldk(), source.ldk());
       call.map.tops(call.map.self, {source.b, source.head0, at, 1, true, n}, s.x, source.ldk(), rows, s.scratch);
       for (int r = 0; r < n; ++r) {
-        if (!source.masked(at + r) && rows[r] > top) top = rows[r];
+        if (!source.masked(at + r) && rows[r] > top && rows[r] < __builtin_inf()) top = rows[r];
         if (source.running()) plan.tops[task * S + at + r] = top;
       }
     }
@@ -865,7 +865,7 @@ void mapped_units(const RowMap<T>& map, const View& k, const View& key_mask, con
       map.tops(map.self, {b, h, at, 1, true, n}, rows_x, round_up<T>(map.K), rows, scratch);
       for (int r = 0; r < n; ++r) {
         const bool masked = key_mask.given() && *key_mask.template at<const uint8_t>(b, at + r) == 0;
-        if (!masked && rows[r] > top) top = rows[r];
+        if (!masked && rows[r] > top && rows[r] < __builtin_inf()) top = rows[r];
       }
     }
     units[task] = top == -__builtin_inf() ? 0 : top;

@@ -45,7 +45,8 @@ struct Head {
     for (int64_t j = 0; j < call.k.size[1]; ++j) {
       if (takes_part(call.key_mask, b, j)) {
         key(j);
-        top = std::fmax(top, map.row_top({b, j, h, true, 0}, s.x));
+        const double own = map.row_top({b, j, h, true, 0}, s.x);
+        if (own < HUGE_VAL) top = std::fmax(top, own);  // an infinite key leaves the others their unit
       }
       s.tops[j] = top;
     }
