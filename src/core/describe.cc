@@ -171,7 +171,11 @@ void write_gates(JsonWriter& json, const Op& op, const Impl& impl) {
 void write_tolerance(JsonWriter& json) {
   json.key("tolerance").begin_object().member("logits", kLogits).member("largest_rms", kLargestRms);
   json.member("max_over_rms", kMaxOverRms).member("largest_max", kLargestMax);
-  json.member("cancelled", kCancelled).member("cancelled_most", kCancelledMost).key("gates").begin_object();
+  json.member("cancelled", kCancelled)
+      .member("cancelled_epsilons", kCancelledEpsilons)
+      .member("cancelled_most", kCancelledMost)
+      .key("gates")
+      .begin_object();
   for (const Dtype dtype : {Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16}) {  // RMS gates: [forward, gradients]
     const auto pair = [&](const char* name, Against against, bool growing, Rounding rounding) {
       json.key(name).begin_array();
