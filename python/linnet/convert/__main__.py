@@ -73,11 +73,12 @@ def read_work(work, options):
         if not (work / name).exists():
             raise FileNotFoundError(f"{work} has no {name}: `linnet convert` writes it before the fit")
     plan, tokens = json.loads((work / "plan.json").read_text()), load_file(work / "tokens.safetensors")
-    both = blocks(tokens["fit"], options.seq, "fit")
+    seq = min(options.seq, *(max(len(tokens[name]), 16) for name in ("calibration", "plan", "fit")))  # a short text has short sequences
+    both = blocks(tokens["fit"], seq, "fit")
     share = options.finetune_tokens / max(options.finetune_tokens + max(options.tokens, options.error_tokens), 1)
     cut = len(both) if options.finetune == "none" else max(round(len(both) * (1 - share)), 1)
-    parts = {"calibration": blocks(tokens["calibration"], options.seq, "calibration"), "fit": both[:cut], "finetune": both[cut:],
-             "held_out": blocks(tokens["plan"], options.seq, "plan")}  # fmt: skip
+    parts = {"calibration": blocks(tokens["calibration"], seq, "calibration"), "fit": both[:cut], "finetune": both[cut:],
+             "held_out": blocks(tokens["plan"], seq, "plan")}  # fmt: skip
     return plan, parts
 
 

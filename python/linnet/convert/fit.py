@@ -495,7 +495,7 @@ class Fit:
                 theirs = theirs.float().log_softmax(-1)
                 loss = (theirs.exp() * (theirs - mine)).sum()
             (loss * share).backward()
-            total += float(loss) * share
+            total += float(loss.detach()) * share
         hidden.backward(flat.grad.view_as(hidden))
         return total
 
@@ -510,7 +510,7 @@ class Fit:
             logits = [each(y[:, 0]).float().log_softmax(-1) for each, y in ((classifier, hidden), (teacher.classifier, target))]
             loss = loss + (logits[1].exp() * (logits[1] - logits[0])).sum()
         (loss * share).backward()
-        return float(loss) * share
+        return float(loss.detach()) * share
 
     def attention_weights(self):
         """The modules of q, k, v and o."""

@@ -205,8 +205,14 @@ class Hedgehog(Mixer):
     def linear(self, q, k, v):
         """Linear attention on the features alone, over all keys."""
         fq, fk = self.features(q, k)
-        out = linnet.linear(fq, fk, repeat(v, self.shape.heads).float(), map="identity", normalize=True, eps=0.0, scale=1.0,
-                            causal=self.shape.causal, allow_signed=True)  # fmt: skip
+        v = repeat(v, self.shape.heads)
+        if v.is_cuda:  # the chunked kernels there do not divide: the sum of weights is one more channel of the values
+            both = torch.cat([v, torch.ones_like(v[..., :1])], -1).float()
+            out = linnet.linear(fq, fk, both, map="identity", scale=1.0, causal=self.shape.causal)
+            out = out[..., :-1] / out[..., -1:]
+        else:
+            out = linnet.linear(fq, fk, v.float(), map="identity", normalize=True, eps=0.0, scale=1.0, causal=self.shape.causal,
+                                allow_signed=True)  # fmt: skip
         return out.to(v.dtype)
 
     def forward(self, q, k, v, more=None):
