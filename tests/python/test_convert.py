@@ -320,8 +320,20 @@ def test_sentences(folder, ids, tmp_path):
     fails("does not know the attention of a bloom model", model=bloom)
 
 
+def test_text_of_a_folder(folder, tmp_path):
+    """A path and the tokenizer of a folder; the plan of a command, whose windows of 0 say that there is none."""
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))},
+                                                         merges=[]))  # fmt: skip
+    letters.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters.save(str(tmp_path / "tokenizer.json"))
+    plan = [{"index": 0, "mechanism": "distill", "features": 8, "window": 0, "sinks": 0, "cost": 0.1, "damage": 0.2}]
+    model = linnet.convert(load(folder), ROOT / "docs" / "python.md", tokenizer=tmp_path, plan=plan, **{**QUICK, "tokens": 0})
+    assert model.config.linnet["layers"][0] == {"index": 0, "mechanism": "distill", "features": 8}
+
+
 class Letters:
-    def encode(self, text):
+    def encode(self, text, add_special_tokens=True):
         return list(text.encode())
 
 

@@ -85,6 +85,8 @@ def convert(model, text, *, budget=0.25, length=8192, plan=None, mechanisms=None
         entries = {entry["index"]: entry for entry in plan}
         for site in sites:
             entry = {k: v for k, v in entries.pop(site.index, {}).items() if k not in ("index", "cost", "damage")} or {"mechanism": "softmax"}
+            known = mixers.MIXERS[entry["mechanism"]].option_names if entry["mechanism"] in mixers.MIXERS else ()
+            entry = {k: v for k, v in entry.items() if v != 0 or k in known}  # a window of 0 says that there is none
             if site.keep and entry["mechanism"] != "softmax":
                 raise ValueError(f"layer {site.index} cannot be {entry['mechanism']}: {site.keep}")
             mixer = mixers.make(site.shape, **entry)

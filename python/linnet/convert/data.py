@@ -9,20 +9,24 @@ PARTS = ("calibration", "held_out", "fit", "finetune")
 
 
 def tokenizer_of(path):
-    """The tokenizer of a model's folder."""
-    file = pathlib.Path(path) / "tokenizer.json"
+    """The tokenizer of a model's folder or GGUF file: Linnet's own."""
+    from ..runtime import Tokenizer
+
+    file = pathlib.Path(path) if pathlib.Path(path).suffix == ".gguf" else pathlib.Path(path) / "tokenizer.json"
     if not file.exists():
         raise FileNotFoundError(f"{path} has no tokenizer.json; give token numbers (ids) instead of text")
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(file))
+    return Tokenizer(file)
 
 
-def encode(text, tokenizer, end=None):
-    """Token numbers of a text; `end` stands between documents, which blank lines with three newlines or NUL separate."""
-    encoded = tokenizer.encode(text)
-    ids = list(encoded if isinstance(encoded, list) else encoded.ids)
-    return torch.tensor(ids + ([] if end is None else [end]), dtype=torch.long)
+def encode(text, tokenizer):
+    """Token numbers of a text, without what a prompt begins and ends with. Tokenizers of Linnet, tokenizers and transformers."""
+    from ..runtime import Tokenizer
+
+    if isinstance(tokenizer, Tokenizer):
+        encoded = tokenizer.encode(text, add_special=False, parse_special=False)
+    else:
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+    return torch.tensor(encoded if isinstance(encoded, list) else encoded.ids, dtype=torch.long)
 
 
 def read_text(path):

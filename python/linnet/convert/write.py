@@ -70,6 +70,7 @@ def save(model, sites, path, source=None, facts=None):
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = own_tensors(model)
     facts = dict(facts or {})
+    gguf = pathlib.Path(source) if source and str(source).endswith(".gguf") else None
     source = pathlib.Path(source) if source and pathlib.Path(source).is_dir() else None
     if source and list(source.glob("*.safetensors")):
         theirs, written = source_tensors(source), {}
@@ -96,9 +97,10 @@ def save(model, sites, path, source=None, facts=None):
             config = model.config.to_dict()
             config.pop("_attn_implementation", None)
             config["architectures"] = [type(model).__name__]
-            tokenizer = source and source / "tokenizer.json"
-            if tokenizer and tokenizer.exists():
-                shutil.copy(tokenizer, temporary)
+            if gguf:
+                import transformers
+
+                transformers.AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(temporary)
         config["linnet"] = section(sites, facts)
         (temporary / "config.json").write_text(json.dumps(config, indent=2))
         checkpoint.replace_folder(temporary, path)
