@@ -66,7 +66,8 @@ Status LayeredModel::embed(const std::vector<int32_t>& tokens, std::vector<float
   LINNET_TRY(layers::Runner::make(std::move(record), {}, &runner));
   LINNET_TRY(inner_->weights.bind(runner));
   const int64_t count = static_cast<int64_t>(tokens.size());
-  const std::vector<int64_t> ids(tokens.begin(), tokens.end()), types(tokens.size(), 0);
+  const std::vector<int64_t> ids(tokens.begin(), tokens.end());
+  const std::vector<int64_t> types(ids.size(), 0);
   std::vector<int64_t> positions(tokens.size());
   for (size_t t = 0; t < positions.size(); ++t) positions[t] = static_cast<int64_t>(t);
   std::vector<View> inputs = {View::dense(ids.data(), Dtype::i64, {1, count})};
@@ -108,7 +109,9 @@ Status LayeredModel::block(const ConvertedLayer& layer, const std::vector<float>
   LINNET_TRY(record_block(d, index, &record));
   const layers::Step* attention = nullptr;
   for (const layers::Step& step : record.steps) {
-    if (step.kind == layers::StepKind::op && step.op->name == "softmax") attention = &step;
+    if (step.kind != layers::StepKind::op) continue;
+    const std::string& op = step.op->name;
+    if (op == "softmax" || op == "monarch" || op == "hierarchical") attention = &step;
   }
   std::string names[4];
   if (taps != nullptr) {
@@ -145,7 +148,7 @@ Status LayeredModel::block(const ConvertedLayer& layer, const std::vector<float>
   if (taps == nullptr) return {};
   taps->tokens = count;
   taps->heads = heads(layer.index);
-  taps->kv_heads = kv_heads(layer.index);
+  taps->kv_heads = spec.mixer == "softmax_attention" ? kv_heads(layer.index) : taps->heads;  // others repeat the groups
   taps->key = key(layer.index);
   taps->value = value(layer.index);
   const std::string scale = option_of(spec, "scale");
@@ -187,6 +190,20 @@ std::vector<float> LayeredModel::output_weight(int64_t layer) const {
   if (!view.given() || view.dtype != Dtype::f32) return {};
   const float* data = static_cast<const float*>(view.data);
   return {data, data + view.elements()};
+}
+
+const Description& LayeredModel::description() const { return inner_->d; }
+const WeightFiles& LayeredModel::files() const { return inner_->files; }
+View LayeredModel::weight(const std::string& name) const { return inner_->weights.view(name); }
+
+std::vector<std::pair<std::string, std::vector<int64_t>>> LayeredModel::tensors() const {
+  std::vector<std::pair<std::string, std::vector<int64_t>>> list;
+  for (const layers::Parameter& p : inner_->body.record().parameters) list.emplace_back(p.name, p.shape);
+  const bool own_head = inner_->d.image > 0 ? inner_->d.classes > 0 : inner_->d.head && !inner_->d.tied;
+  if (own_head) {
+    for (const layers::Parameter& p : inner_->head.record().parameters) list.emplace_back(p.name, p.shape);
+  }
+  return list;
 }
 
 Status LayeredModel::parameters(const ConvertedLayer& layer,

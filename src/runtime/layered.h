@@ -18,6 +18,7 @@
 
 #include "runtime.h"
 #include "runtime/converted.h"
+#include "runtime/weights.h"
 
 namespace linnet {
 
@@ -52,6 +53,11 @@ class LayeredModel {
   Status logits(const float* hidden, int64_t rows, float* out) const;  // of finished states
   // The output projection [hidden, heads * value] in floats; empty where it is held in less than f32.
   std::vector<float> output_weight(int64_t layer) const;
+  // The model as it was read: for writing it again.
+  const Description& description() const;
+  const WeightFiles& files() const;
+  View weight(const std::string& name) const;                                 // our name and order; absent where quantised
+  std::vector<std::pair<std::string, std::vector<int64_t>>> tensors() const;  // our names and shapes
   // Shapes of the new parameters that a layer needs.
   Status parameters(const ConvertedLayer& layer, std::vector<std::pair<std::string, std::vector<int64_t>>>& out) const;
 

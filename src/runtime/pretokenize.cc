@@ -138,4 +138,8 @@ Status word_rule_of_pattern(std::string_view pattern, WordRule& out) {
                    ", which is not supported; known are the patterns of GPT-2, Llama 3 and Qwen2");
 }
 
+std::string_view pattern_of(WordRule rule) {
+  return rule == WordRule::gpt2 ? kGpt2 : rule == WordRule::llama3 ? kLlama3 : kQwen2;
+}
+
 }  // namespace linnet

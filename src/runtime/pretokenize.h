@@ -43,5 +43,6 @@ void for_each_word(const Pretokenizer& rules, std::string_view text, const Use& 
 
 // The rule of a published regular expression; a sentence when it is none of them.
 Status word_rule_of_pattern(std::string_view pattern, WordRule& out);
+std::string_view pattern_of(WordRule rule);
 
 }  // namespace linnet

@@ -5,6 +5,7 @@
 
 #include "core/json.h"
 #include "runtime/gguf.h"
+#include "runtime/gguf_config.h"
 #include "runtime/tokenizer.h"
 #include "runtime/unicode.h"
 
@@ -176,5 +177,109 @@ class TokenizerGguf {
 };
 
 Status Tokenizer::from_gguf(const GgufFile& file, std::unique_ptr<Tokenizer>& out) { return TokenizerGguf::read(file, out); }
+
+Status gguf_tokenizer(const GgufFile& file, std::string& tokenizer, std::string& config) {
+  std::unique_ptr<Tokenizer> checked;  // all that can be wrong is told here
+  LINNET_TRY(Tokenizer::from_gguf(file, checked));
+  std::string_view pre;
+  file.find("tokenizer.ggml.pre").text(pre);
+  const NamedRule* rule = nullptr;
+  for (const NamedRule& candidate : kRules) {
+    if (pre == candidate.name) rule = &candidate;
+  }
+  std::vector<std::string_view> tokens, merges;
+  std::vector<int64_t> types;
+  file.find("tokenizer.ggml.tokens").texts(tokens);
+  file.find("tokenizer.ggml.merges").texts(merges);
+  file.find("tokenizer.ggml.token_type").integers(types);
+  types.resize(tokens.size(), 1);
+
+  JsonWriter w;
+  w.begin_object()
+      .member("version", "1.0")
+      .member("truncation", nullptr)
+      .member("padding", nullptr)
+      .key("added_tokens")
+      .begin_array();
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if ((types[i] != kControl && types[i] != kUserDefined) || tokens[i].empty()) continue;
+    w.begin_object().member("id", i).member("content", tokens[i]).member("single_word", false).member("lstrip", false);
+    w.member("rstrip", false).member("normalized", false).member("special", types[i] == kControl).end_object();
+  }
+  w.end_array().key("normalizer");
+  if (rule->nfc) {
+    w.begin_object().member("type", "NFC").end_object();
+  } else {
+    w.value(nullptr);
+  }
+  const bool own_words = rule->rules.rule == WordRule::gpt2;
+  const auto byte_level = [&](bool words) {
+    w.begin_object().member("type", "ByteLevel").member("add_prefix_space", false).member("trim_offsets", true);
+    w.member("use_regex", words).end_object();
+  };
+  w.key("pre_tokenizer").begin_object().member("type", "Sequence").key("pretokenizers").begin_array();
+  if (rule->rules.single_digits) w.begin_object().member("type", "Digits").member("individual_digits", true).end_object();
+  if (!own_words) {
+    w.begin_object()
+        .member("type", "Split")
+        .key("pattern")
+        .begin_object()
+        .member("Regex", pattern_of(rule->rules.rule))
+        .end_object();
+    w.member("behavior", "Isolated").member("invert", false).end_object();
+  }
+  byte_level(own_words);
+  w.end_array().end_object().key("post_processor");
+  if (checked->prefix().empty() && checked->suffix().empty()) {
+    byte_level(true);
+  } else {
+    w.begin_object().member("type", "TemplateProcessing").key("single").begin_array();
+    const auto special = [&](const std::vector<int32_t>& list) {
+      for (const int32_t id : list) {
+        w.begin_object().key("SpecialToken").begin_object().member("id", tokens[static_cast<size_t>(id)]).member("type_id", 0);
+        w.end_object().end_object();
+      }
+    };
+    special(checked->prefix());
+    w.begin_object().key("Sequence").begin_object().member("id", "A").member("type_id", 0).end_object().end_object();
+    special(checked->suffix());
+    w.end_array().key("pair").begin_array().end_array().key("special_tokens").begin_object();
+    std::vector<int32_t> around = checked->prefix();
+    for (const int32_t id : checked->suffix()) {
+      if (around.empty() || around.front() != id) around.push_back(id);
+    }
+    for (const int32_t id : around) {
+      const std::string_view name = tokens[static_cast<size_t>(id)];
+      w.key(name).begin_object().member("id", name).key("ids").begin_array().value(id).end_array();
+      w.key("tokens").begin_array().value(name).end_array().end_object();
+    }
+    w.end_object().end_object();
+  }
+  w.key("decoder");
+  byte_level(true);
+  w.key("model").begin_object().member("type", "BPE").member("dropout", nullptr).member("unk_token", nullptr);
+  w.member("continuing_subword_prefix", nullptr).member("end_of_word_suffix", nullptr).member("fuse_unk", false);
+  w.member("byte_fallback", false).member("ignore_merges", rule->whole_words).key("vocab").begin_object();
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (!tokens[i].empty()) w.member(tokens[i], i);
+  }
+  w.end_object().key("merges").begin_array();
+  for (const std::string_view merge : merges) w.value(merge);
+  w.end_array().end_object().end_object();
+  tokenizer = w.text();
+
+  JsonWriter c(2);
+  c.begin_object().member("tokenizer_class", "PreTrainedTokenizerFast");
+  for (const char* name : {"bos", "eos"}) {
+    int64_t id = -1;
+    if (file.find(std::string("tokenizer.ggml.") + name + "_token_id").integer(id) && id >= 0 && id < checked->size()) {
+      c.member(std::string(name) + "_token", tokens[static_cast<size_t>(id)]);
+    }
+  }
+  std::string_view chat;
+  if (file.find("tokenizer.chat_template").text(chat)) c.member("chat_template", chat);
+  config = c.end_object().text();
+  return {};
+}
 
 }  // namespace linnet

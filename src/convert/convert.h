@@ -1,0 +1,68 @@
+// convert: a pretrained softmax transformer becomes one with cheaper attention, in stages that can be interrupted at any moment
+// (docs/convert.md). Nothing of the source is changed; the result appears complete or not at all.
+//
+//   ConvertOptions options{.model = "smollm2.gguf", .out = "fast", .text = "text.txt", .budget = 0.3, .zero_shot = true};
+//   ConvertResult result;
+//   LINNET_TRY(convert_model(options, told, result));
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "convert/measure.h"
+#include "convert/plan.h"
+#include "core/status.h"
+
+namespace linnet::convert {
+
+struct ConvertOptions {
+  std::string model, out, text, eval_text, plan;
+  double budget = 0.25;
+  int64_t length = 0;  // 0: the model's context, at most 8192
+  int64_t sinks = 4, seed = 0, threads = 0;
+  std::vector<int64_t> windows;         // empty: 64, 128, .. 2048 below the length; encoders: 16, 32, ..
+  std::vector<std::string> mechanisms;  // empty: what the family can do
+  std::vector<int64_t> keep;            // layers that stay
+  int64_t calibration_tokens = 4096, plan_tokens = 2048, eval_tokens = 16384, fit_tokens = 20'000'000;
+  int64_t rounds = 1;  // of refinement
+  bool zero_shot = false, dry_run = false, keep_work = false, baseline = false, speed = true, recall = true;
+  std::vector<std::string> fit;  // arguments for python -m linnet.convert fit
+};
+
+struct PlannedLayer {
+  ConvertedLayer layer;
+  double cost = 1, damage = 0, alone = 0;  // share of its softmax cost; predicted; measured damage of the reference window
+};
+
+struct ConvertResult {
+  std::string family;
+  int64_t length = 0, parameters = 0;
+  double cost = 1, predicted = 0, measured = -1;  // share of the attention cost; damage: sum and joint, -1: not measured
+  std::string unit;                               // of damage
+  bool reliable = true;                           // a text was given
+  std::vector<PlannedLayer> layers;
+  std::vector<std::pair<std::string, double>> seconds;  // of each stage
+  std::string report;                                   // path of report.html
+  std::string headline;                                 // what the report begins with
+};
+
+Status convert_model(const ConvertOptions& options, const Told& told, ConvertResult& result);
+
+// ---- parts that the command `linnet analyze` and the tests use
+// -----------------------------------------------------------------
+
+// Texts cut at blank lines or headings into parts that share no document; each part's bytes in order.
+struct TextParts {
+  std::string calibration, plan, fit, evaluation;
+};
+Status split_text(const std::string& text, bool with_evaluation, bool with_fit, TextParts& out);
+// Sequences of `length` tokens, at most `tokens` in all; encoders get their special tokens around each.
+std::vector<Sample> samples_of(const Model& model, const std::string& text, int64_t length, int64_t tokens);
+std::vector<Sample> random_samples(const Model& model, int64_t length, int64_t count, uint64_t seed);
+
+// report.cc: the parts of report.json as pages.
+std::string report_markdown(const std::string& json);
+std::string report_page(const std::string& json);
+
+}  // namespace linnet::convert

@@ -1,0 +1,137 @@
+#include "convert/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace linnet::convert {
+
+namespace {
+constexpr int64_t kSteps = 2000;
+constexpr double kChunk = 64;
+double real(int64_t x) { return static_cast<double>(x); }
+}  // namespace
+
+double window_cost(int64_t window, int64_t sinks, int64_t length, bool causal) {
+  if (window == 0 || window + sinks >= length) return 1;
+  return std::min(1.0, (causal ? 2 : 1) * real(window + sinks) / real(length));
+}
+
+double monarch_cost(int64_t block, int64_t steps, int64_t length) {
+  const double N = real(length), b = block > 0 ? real(block) : std::floor(std::sqrt(N)), M = std::ceil(N / b);
+  return M * b * ((real(steps) - 1) * (2 * b + 2 * M) + 3 * b + 2 * M) / (2 * N * N);
+}
+
+double hierarchical_cost(int64_t arity, int64_t length) {
+  double entries = 1;
+  for (int64_t n = length; n > 1; n = (n + arity - 1) / arity) {
+    const double families = real((n + arity - 1) / arity), m = real(std::min(arity, n));
+    entries += families * m * m;
+  }
+  return entries * 6 / (4 * real(length) * real(length));  // up 2 K, down 2 K + 2 V against 2 K + 2 V
+}
+
+double mechanism_cost(const ConvertedLayer& o, int64_t length, int64_t key, int64_t value, bool causal) {
+  const double T = real(length), D = real(key), V = real(value), M = real(o.features);
+  const double softmax = (causal ? 1 : 2) * T * (D + V);  // of one token and head
+  const double near = o.window > 0 ? window_cost(o.window, o.sinks, length, causal) : 0;
+  if (o.mechanism == "softmax") return 1;
+  if (o.mechanism == "window") {
+    if (o.windows.empty()) return near;
+    double total = 0;
+    for (const int64_t w : o.windows)
+      total += window_cost(w, o.sinks, length, causal) / real(static_cast<int64_t>(o.windows.size()));
+    return total;
+  }
+  if (o.mechanism == "distill") return (4 * M * D + 4 * M * V + kChunk * (M + V)) / softmax + near;
+  if (o.mechanism == "hybrid") return (8 * M * D + 8 * M * V + kChunk * (2 * M + V)) / softmax + near;
+  if (o.mechanism == "gdn") return (6 * D * V + 2 * kChunk * (D + V)) / softmax + near;
+  if (o.mechanism == "gla") return (4 * D * V + kChunk * (D + V)) / softmax + near;
+  if (o.mechanism == "monarch") return monarch_cost(o.block, o.steps, length);
+  return hierarchical_cost(o.arity, length);
+}
+
+Status choose(const std::vector<std::vector<LayerOption>>& options, const std::vector<double>& weights, double budget,
+              std::vector<size_t>& chosen) {
+  double cheapest = 0;
+  for (size_t s = 0; s < options.size(); ++s) {
+    double least = std::numeric_limits<double>::infinity();
+    for (const LayerOption& o : options[s]) least = std::min(least, o.cost);
+    cheapest += weights[s] * least;
+  }
+  if (!(cheapest <= budget * (1 + 1e-12))) {
+    return impossible("the budget is " + std::to_string(budget) + " of the attention cost, and the cheapest plan costs " +
+                      std::to_string(cheapest));
+  }
+  const double unit = budget / real(kSteps);
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  std::vector<double> best(kSteps + 1, kNever);
+  best[0] = 0;
+  std::vector<std::vector<int32_t>> pick(options.size(), std::vector<int32_t>(kSteps + 1, -1));
+  for (size_t s = 0; s < options.size(); ++s) {
+    std::vector<double> next(kSteps + 1, kNever);
+    for (size_t o = 0; o < options[s].size(); ++o) {
+      const double exact = options[s][o].cost * weights[s] / unit;
+      const int64_t units = static_cast<int64_t>(std::ceil(exact - 1e-9));
+      for (int64_t c = units; c <= kSteps; ++c) {
+        const double damage = best[static_cast<size_t>(c - units)] + options[s][o].damage;
+        if (damage < next[static_cast<size_t>(c)])
+          next[static_cast<size_t>(c)] = damage, pick[s][static_cast<size_t>(c)] = static_cast<int32_t>(o);
+      }
+    }
+    best.swap(next);
+  }
+  int64_t at = std::min_element(best.begin(), best.end()) - best.begin();  // the first: the smaller cost
+  if (best[static_cast<size_t>(at)] == kNever) {
+    // Rounded up, the cheapest plan alone does not fit: it is the plan.
+    chosen.assign(options.size(), 0);
+    for (size_t s = 0; s < options.size(); ++s) {
+      for (size_t o = 0; o < options[s].size(); ++o) {
+        if (options[s][o].cost < options[s][chosen[s]].cost) chosen[s] = o;
+      }
+    }
+    return {};
+  }
+  chosen.assign(options.size(), 0);
+  for (size_t s = options.size(); s-- > 0;) {
+    chosen[s] = static_cast<size_t>(pick[s][static_cast<size_t>(at)]);
+    at -= static_cast<int64_t>(std::ceil(options[s][chosen[s]].cost * weights[s] / unit - 1e-9));
+  }
+  return {};
+}
+
+std::vector<HeadWindows> combine_heads(const std::vector<std::vector<double>>& error, const std::vector<double>& cost,
+                                       size_t most) {
+  std::vector<HeadWindows> front = {{}};
+  const double share = 1 / real(static_cast<int64_t>(error.size()));
+  for (const std::vector<double>& head : error) {
+    std::vector<HeadWindows> all;
+    for (const HeadWindows& before : front) {
+      for (size_t w = 0; w < cost.size(); ++w) {
+        all.push_back(before);
+        all.back().window.push_back(w);
+        all.back().cost += share * cost[w];
+        all.back().error += head[w];
+      }
+    }
+    std::stable_sort(all.begin(), all.end(), [](const HeadWindows& a, const HeadWindows& b) {
+      return a.cost != b.cost ? a.cost < b.cost : a.error < b.error;
+    });
+    front.clear();
+    for (HeadWindows& each : all) {
+      if (front.empty() || each.error < front.back().error) front.push_back(std::move(each));
+    }
+    while (front.size() > most) {  // the point whose loss costs least in error goes; the ends stay
+      size_t worst = 1;
+      double least = std::numeric_limits<double>::infinity();
+      for (size_t i = 1; i + 1 < front.size(); ++i) {
+        const double loss = (front[i].cost - front[i - 1].cost) * (front[i - 1].error - front[i].error);
+        if (loss < least) least = loss, worst = i;
+      }
+      front.erase(front.begin() + static_cast<ptrdiff_t>(worst));
+    }
+  }
+  return front;
+}
+
+}  // namespace linnet::convert
