@@ -21,7 +21,7 @@ TIMED := linnet demo test check bench wheel package-check lint sanitize
 .PHONY: $(TIMED) $(TIMED:%=do-%) test-build format sanitize-address sanitize-thread clean distclean help
 
 linnet: ## build the command and liblinnet.so for this machine alone, in build/: its widest instruction set, CUDA if it has a GPU (the default)
-demo: ## build that, then compare the mechanisms on attention inputs of a real transformer (out/compare.html), ask a small model, and let four layers learn to recall (out/mqar.html)
+demo: ## build that, compare the mechanisms on attention inputs of a real transformer (out/compare.html), ask a small model, convert it and ask again (out/converted/report.html), let four layers learn to recall (out/mqar.html)
 test: ## build everything (all instruction sets, CUDA if there is an nvcc, the torch operators, the C++ tests), then run all tests
 check: ## build the command, then check the kernels against the vector files and 1000 random cases
 bench: ## build everything, then measure mechanisms beside PyTorch's own functions, with the machine's ceilings
@@ -48,6 +48,14 @@ do-demo: do-linnet
 	@if model=$$($(PYTHON) tools/fetch.py smollm2); then \
 	  echo "SmolLM2-135M-Instruct, asked: Why do birds sing?"; \
 	  $(BUILD)/linnet generate "$$model" --chat --prompt "Why do birds sing?" --tokens 80; \
+	  if text=$$($(PYTHON) tools/fetch.py wikitext2); then \
+	    echo; echo "The same model with half of its attention's cost, planned on data of its own (minutes on two cores):"; \
+	    rm -rf out/converted out/converted.work; \
+	    $(BUILD)/linnet convert "$$model" --out out/converted --budget 0.5 --text "$$(dirname "$$text")/valid.raw" --eval-text "$$text" \
+	      --zero-shot --plan-tokens 512 --calibration-tokens 4096 --eval-tokens 4096 --length 8192 --rounds 0 --quick && \
+	    $(BUILD)/linnet generate out/converted --chat --prompt "Why do birds sing?" --tokens 80 && \
+	    echo "open $(CURDIR)/out/converted/report.html in a browser"; \
+	  fi; \
 	else echo "demo: without the language model, which could not be fetched"; fi
 	@echo
 	@tools/demo_train.sh $(BUILD) out

@@ -5,10 +5,13 @@
 #include <fstream>
 
 #include "analysis/dsf.h"
+#include "analysis/heads.h"
 #include "analysis/icl_curves.h"
 #include "analysis/vector_slice.h"
 #include "cli/command.h"
+#include "cli/model.h"
 #include "cli/print.h"
+#include "convert/convert.h"
 #include "core/file.h"
 #include "core/json.h"
 #include "core/safetensors.h"
@@ -287,12 +290,95 @@ int analyze_icl(const Arguments& args, const std::vector<std::string>& rest) {
   return kDone;
 }
 
+// The heads of a pretrained model on a text.
+Status heads_of(const Arguments& args, const Model& model, std::vector<HeadStatistics>& out, HeadOptions& options,
+                int64_t& length) {
+  length = std::min<int64_t>(model.context(), model.summary().causal ? 2048 : 512);
+  LINNET_TRY(args.integer("tokens", 16, model.context(), &length));
+  LINNET_TRY(args.integer("sinks", 0, 65536, &options.sinks));
+  std::vector<convert::Sample> samples;
+  if (model.summary().images) {
+    samples = convert::random_samples(model, length, 1, 0);
+  } else {
+    if (!args.has("text")) return bad_input("analyze: which text? --text FILE");
+    if (!model.has_tokenizer()) return bad_input(model.summary().path + ": has no tokenizer.json, which reading a text needs");
+    std::string text;
+    LINNET_TRY(read_file(args.text("text"), uint64_t{4} << 30, text));
+    if (const size_t bad = find_invalid_utf8(text); bad != text.size()) {
+      return bad_input(args.text("text") + ": is not UTF-8 at byte " + std::to_string(bad));
+    }
+    samples = convert::samples_of(model, text, length, length);
+    if (samples.empty() || samples[0].tokens.size() < 2) return bad_input(args.text("text") + ": has fewer than 2 tokens");
+    length = static_cast<int64_t>(samples[0].tokens.size());
+  }
+  const LayeredModel parts(model);
+  std::vector<float> x, y;
+  LINNET_TRY(convert::embed(parts, samples[0], x));
+  Progress progress("layers", parts.layers());
+  for (int64_t i = 0; i < parts.layers(); ++i) {
+    progress.at(i);
+    ConvertedLayer plain;
+    plain.index = i;
+    HeadTaps taps;
+    LINNET_TRY(parts.block(plain, x, y, nullptr, parts.converts(i) ? &taps : nullptr));
+    x.swap(y);
+    if (!parts.converts(i)) continue;
+    std::vector<HeadStatistics> heads;
+    LINNET_TRY(head_statistics(taps, i, parts.causal(), options, heads));
+    out.insert(out.end(), heads.begin(), heads.end());
+  }
+  return {};
+}
+
+int analyze_model(const Arguments& args) {
+  Model model;
+  std::vector<HeadStatistics> heads;
+  HeadOptions options;
+  int64_t length = 0;
+  if (const Status status = load_model("analyze", args, model); !status.ok()) return fail(status);
+  if (const Status status = heads_of(args, model, heads, options, length); !status.ok()) return fail(status);
+  std::vector<Column> columns = {{"layer", Align::right}, {"head", Align::right}};
+  for (const char* name : {"entropy", "entropy_ratio", "distance", "sink_mass", "stable_rank"})
+    columns.push_back({name, Align::right});
+  for (const int64_t w : options.windows) columns.push_back({"window_" + std::to_string(w), Align::right});
+  Table table(columns);
+  JsonWriter json(1);
+  json.begin_object().member("model", model.summary().path).member("tokens", length).key("heads").begin_array();
+  std::string csv;
+  for (const Column& column : columns) csv += (csv.empty() ? "" : ",") + column.title;
+  for (const HeadStatistics& h : heads) {
+    std::vector<double> values = {h.entropy, h.entropy_ratio, h.distance, h.sink_mass, h.stable_rank};
+    values.insert(values.end(), h.window_mass.begin(), h.window_mass.end());
+    std::vector<std::string> row = {std::to_string(h.layer), std::to_string(h.head)};
+    csv += "\n" + row[0] + "," + row[1];
+    json.begin_object().member("layer", h.layer).member("head", h.head);
+    for (size_t i = 0; i < values.size(); ++i) {
+      row.push_back(number(values[i], 4));
+      csv += "," + number(values[i], 9);
+      json.member(columns[i + 2].title, values[i]);
+    }
+    json.end_object();
+    table.row(row);
+  }
+  if (args.has("json")) {
+    std::printf("%s\n", json.end_array().end_object().text().c_str());
+  } else if (args.has("csv")) {
+    std::printf("%s\n", csv.c_str());
+  } else {
+    table.print(stdout);
+    if (model.summary().images) std::printf("\nmeasured on a random image\n");
+  }
+  return kDone;
+}
+
 int analyze_main(const Arguments& args) {
   const std::vector<std::string>& rest = args.rest();
   if (rest.empty())
-    return fail(bad_input("analyze: it needs a subject: dsf (mixers as dynamical systems) or icl (in-context learning)"));
+    return fail(
+        bad_input("analyze: it needs a subject: dsf (mixers as dynamical systems), icl (in-context learning), or a model"));
   if (rest[0] == "dsf") return analyze_dsf(args, rest);
   if (rest[0] == "icl") return analyze_icl(args, rest);
+  if (is_model_path(rest[0])) return analyze_model(args);
   return fail(bad_input("analyze: there is no '" + rest[0] + "', expected dsf or icl" + did_you_mean(rest[0], {"dsf", "icl"})));
 }
 
@@ -302,7 +388,7 @@ const Command& analyze_command() {
   static const Command command = {
       .name = "analyze",
       .summary = "mixers as dynamical systems (dsf), and what one layer can learn in context (icl); table and HTML page",
-      .usage = "dsf [MIXER ...] [option=value ...] | icl [FORMULA ...] [option=value ...]",
+      .usage = "dsf [MIXER ...] [option=value ...] | icl [FORMULA ...] [option=value ...] | MODEL --text FILE",
       .details =
           "dsf writes attention, state space models and gated recurrences as h = L h + B u, y = C h + D u, shows that the "
           "system gives\n"
@@ -313,8 +399,13 @@ const Command& analyze_command() {
           "  linnet analyze dsf --file tests/vectors/gla-plain.safetensors --head 1\n\n"
           "icl gives the loss of one layer of linear attention or H3 on linear regression in context, in closed form.\n\n"
           "  linnet analyze icl d=20 noise=0.1 n=10,20,40,80 --html icl.html\n"
-          "  linnet analyze icl drift_attention drift_h3 drift=0.9",
-      .options = {{"tokens", "N", "random tokens (default 64, at most 2048)"},
+          "  linnet analyze icl drift_attention drift_h3 drift=0.9\n\n"
+          "A model (a folder or a GGUF file) with a text: what each attention head does there: entropy, distance, mass on "
+          "windows "
+          "and\n"
+          "first keys, stable rank; the table that linnet convert plans with.\n\n"
+          "  linnet analyze model.gguf --text text.txt --csv > heads.csv",
+      .options = {{"tokens", "N", "random tokens (default 64, at most 2048); a model: tokens of the text (default 2048)"},
                   {"keys", "N", "width of keys, or states of a channel (default 8)"},
                   {"values", "N", "width of values, or channels (default 4)"},
                   {"seed", "N", "of the random tokens (default 1)"},
@@ -324,6 +415,11 @@ const Command& analyze_command() {
                   {"head", "N", "head of the file (default 0)"},
                   {"out", "FILE", "dsf: write the tensors as safetensors"},
                   {"html", "FILE", "write one self-contained page with plots"},
+                  {"text", "FILE", "a model: a UTF-8 text"},
+                  {"sinks", "N", "a model: first keys (default 4)"},
+                  {"weights", "KIND", "a model: f32, bf16, q8 or q4 (default: as in the file)"},
+                  {"threads", "N", "a model: threads (default: one per core)"},
+                  {"csv", "", "a model: print comma-separated values"},
                   {"json", "", "print JSON"}},
       .run = analyze_main,
   };
