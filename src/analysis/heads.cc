@@ -30,6 +30,7 @@ void weights_of(const HeadTaps& t, int64_t head, int64_t i, int64_t n, std::vect
     float sum = 0;
     for (int64_t c = 0; c < t.key; ++c) sum += q[c] * k[c];
     p[static_cast<size_t>(j)] = static_cast<double>(sum) * t.scale;
+    if (t.softcap > 0) p[static_cast<size_t>(j)] = t.softcap * std::tanh(p[static_cast<size_t>(j)] / t.softcap);
     top = std::max(top, p[static_cast<size_t>(j)]);
   }
   double total = 0;

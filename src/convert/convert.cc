@@ -19,6 +19,7 @@
 #include "layers/layer.h"
 #include "runtime/evaluate.h"
 #include "runtime/generate.h"
+#include "runtime/gguf_config.h"
 
 namespace linnet::convert {
 
@@ -251,6 +252,10 @@ class Job {
     r_.length = length_;
     if (!o_.text.empty() && !s.images && !teacher_.has_tokenizer()) {
       return bad_input(o_.model + ": has no tokenizer.json, which reading a text needs");
+    }
+    if (parts_->files().is_gguf()) {  // told now, not when everything is measured
+      std::string tokenizer, config;
+      LINNET_TRY(gguf_tokenizer(*parts_->files().gguf(), tokenizer, config));
     }
     int64_t convertible = 0;
     for (int64_t i = 0; i < parts_->layers(); ++i) {
@@ -571,8 +576,8 @@ class Job {
         std::vector<double> cost;
         for (const int64_t w : windows_) cost.push_back(window_cost(w, o_.sinks, length_, causal));
         std::vector<std::vector<double>> error = e.window;
-        if (error.size() > 1 &&
-            error.size() <= static_cast<size_t>(Sizes::kMax)) {  // one window for each head of keys, or none
+        // One window for each head of keys, or none.
+        if (error.size() > 1 && error.size() <= static_cast<size_t>(Sizes::kMax) && parts_->replaces(i)) {
           cost.push_back(1);
           for (std::vector<double>& head : error) head.push_back(0);
         } else {
@@ -596,12 +601,12 @@ class Job {
           add(std::move(layer), point.cost, point.error);
         }
       }
-      for (size_t o = 0; o < whole_.size(); ++o) {
+      for (size_t o = 0; o < whole_.size() && parts_->replaces(i); ++o) {
         add(whole_[o], mechanism_cost(whole_[o], length_, parts_->key(i), parts_->value(i), causal), e.whole[o]);
       }
       // Before a fit nobody knows what a trained mechanism will do: half the harm of its window is the guess.
       for (const char* name : {"gdn", "gla", "hybrid", "distill"}) {
-        if (!contains(o_.mechanisms, name) || !causal) continue;
+        if (!contains(o_.mechanisms, name) || !causal || !parts_->replaces(i)) continue;
         ConvertedLayer layer;
         layer.mechanism = name;
         const bool features = layer.mechanism == "hybrid" || layer.mechanism == "distill";

@@ -72,6 +72,7 @@ Status windowed(const HeadTaps& t, bool causal, int64_t window, int64_t sinks, s
   args.window.left = causal ? window - 1 : window / 2;
   args.window.right = causal ? -1 : (window - 1) / 2;
   args.prefix = sinks;
+  args.softcap = t.softcap;
   SoftmaxOut result;
   result.out = View::dense(out.data(), Dtype::f32, {1, t.tokens, t.heads, t.value});
   std::vector<char> memory(static_cast<size_t>(softmax_workspace(args, Pass::forward, {})) + 128);
@@ -134,7 +135,7 @@ Status measure_layer(const LayeredModel& model, int64_t layer, const std::vector
       add_errors(g, taps, &other, errors);
       for (int64_t h = 0; h < H; ++h) out.window[static_cast<size_t>(h / groups)][w] += errors[static_cast<size_t>(h)];
     }
-    for (size_t o = 0; o < whole.size(); ++o) {
+    for (size_t o = 0; o < whole.size() && model.replaces(layer); ++o) {
       ConvertedLayer candidate = whole[o];
       candidate.index = layer;
       HeadTaps changed;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "layers/layer.h"
 #include "runtime/model.h"
 
 namespace linnet {
@@ -45,6 +46,12 @@ bool LayeredModel::causal() const { return inner_->d.causal; }
 bool LayeredModel::converts(int64_t layer) const {
   const BlockSpec& block = inner_->d.blocks[static_cast<size_t>(layer)];
   return block.mixer == "softmax_attention" && option_of(block, "window").empty();
+}
+bool LayeredModel::replaces(int64_t layer) const {
+  const Op& options = layers::find_layer("converted_attention")->options;
+  const BlockSpec& block = inner_->d.blocks[static_cast<size_t>(layer)];
+  return converts(layer) && std::all_of(block.options.begin(), block.options.end(),
+                                        [&](const layers::Setting& s) { return options.find_option(s.name) != nullptr; });
 }
 int64_t LayeredModel::heads(int64_t layer) const { return count_of(inner_->d.blocks[static_cast<size_t>(layer)], "heads", 1); }
 int64_t LayeredModel::kv_heads(int64_t layer) const {
@@ -153,6 +160,7 @@ Status LayeredModel::block(const ConvertedLayer& layer, const std::vector<float>
   taps->value = value(layer.index);
   const std::string scale = option_of(spec, "scale");
   taps->scale = scale.empty() || scale == "none" ? 1 / std::sqrt(static_cast<double>(taps->key)) : std::atof(scale.c_str());
+  taps->softcap = std::atof(option_of(spec, "softcap").c_str());
   std::vector<float>* targets[4] = {&taps->q, &taps->k, &taps->v, &taps->out};
   for (int i = 0; i < 4; ++i) {
     View view;

@@ -26,7 +26,7 @@ namespace linnet {
 struct HeadTaps {
   int64_t tokens = 0, heads = 0, kv_heads = 0, key = 0, value = 0;
   std::vector<float> q, k, v, out;  // [T, heads, key], [T, kv_heads, key], [T, kv_heads, value], [T, heads, value]
-  double scale = 0;
+  double scale = 0, softcap = 0;
 };
 
 using ParameterValues = std::map<std::string, std::vector<double>>;  // layers.<i>.self_attn.<mechanism>.<name> -> numbers
@@ -39,6 +39,8 @@ class LayeredModel {
   int64_t hidden() const;
   bool causal() const;
   bool converts(int64_t layer) const;  // whether it is plain softmax attention, so that something may stand in its place
+  // Whether more than a window may: the layer has nothing that converted_attention has no word for (a soft cap).
+  bool replaces(int64_t layer) const;
   int64_t heads(int64_t layer) const;
   int64_t kv_heads(int64_t layer) const;
   int64_t key(int64_t layer) const;

@@ -13,8 +13,11 @@
 #include "runtime/config.h"
 #include "runtime/description.h"
 #include "runtime/tokenizer.h"
+#include "runtime/weights.h"
 
 namespace linnet::made {
+
+inline bool is_bert(const std::string& family) { return family.find("bert") != std::string::npos; }
 
 // Configurations with 3 layers of 4 heads, 256 tokens of context or more.
 inline std::string config_of(const std::string& family, const std::string& more = "") {
@@ -22,19 +25,23 @@ inline std::string config_of(const std::string& family, const std::string& more 
   if (family == "gpt2") {
     return R"({"model_type": "gpt2", "vocab_size": 257, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512)" + rest;
   }
-  if (family == "bert") {
-    return R"({"model_type": "bert", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+  if (is_bert(family)) {
+    return R"({"model_type": ")" + family +
+           R"(", "vocab_size": 64, "pad_token_id": 1, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                "intermediate_size": 48, "max_position_embeddings": 256)" +
            rest;
   }
-  if (family == "vit") {
-    return R"({"model_type": "vit", "image_size": 32, "patch_size": 4, "hidden_size": 32, "num_hidden_layers": 3,
+  if (family == "vit" || family == "deit") {
+    return R"({"model_type": ")" + family + R"(", "image_size": 32, "patch_size": 4, "hidden_size": 32, "num_hidden_layers": 3,
                "num_attention_heads": 4, "intermediate_size": 48, "id2label": {"0": "a", "1": "b", "2": "c"})" +
            rest;
   }
   return R"({"model_type": ")" + family + R"(", "vocab_size": 257, "hidden_size": 32, "num_hidden_layers": 3,
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48,
-             "max_position_embeddings": 2048, "tie_word_embeddings": true, "eos_token_id": 256)" +
+             "max_position_embeddings": 2048, "tie_word_embeddings": true, "eos_token_id": 256, "hidden_act": "gelu_new",
+             "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8, 
+             "use_parallel_residual": true, "partial_rotary_factor": 0.5, "rotary_pct": 0.5, "sliding_window": null,
+             "attn_logit_softcapping": null, "final_logit_softcapping": 30.0)" +
          rest;
 }
 
@@ -50,7 +57,7 @@ inline std::string tokenizer_of(const std::string& family) {
     for (const char c : token) quoted += c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
     vocabulary += (vocabulary.empty() ? "\"" : ", \"") + quoted + "\": " + std::to_string(id);
   };
-  if (family == "bert") {
+  if (is_bert(family)) {
     int id = 0;
     for (const char* token : {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}) add(token, id++);
     for (char c = 'a'; c <= 'z'; ++c) add(std::string(1, c), id++);
@@ -103,7 +110,7 @@ inline Status make(const std::string& folder, const std::string& json, uint64_t 
       std::string theirs;
       const NameRule* rule = find_name(d, p.name, &theirs);
       if (rule == nullptr) return bad_input(p.name + " has no name");
-      if (tensors.count(theirs) != 0 && rule->parts == 1) continue;
+      if (tensors.count(theirs) != 0 && rule->parts == 1 && rule->total == 0) continue;
       std::vector<double> values = layers::initial_values(p.init, p.shape, p.name, seed);
       // Scores that differ, so that attention matters.
       if (p.name.find("q_proj.weight") != std::string::npos || p.name.find("k_proj.weight") != std::string::npos) {
@@ -114,20 +121,17 @@ inline Status make(const std::string& folder, const std::string& json, uint64_t 
       }
       Tensor& t = tensors[theirs];
       const bool turned = rule->transposed && p.shape.size() == 2;
-      const int64_t rows = p.shape[0], columns = p.shape.size() > 1 ? p.shape[1] : 1;
+      const int64_t rows = p.shape[0], columns = static_cast<int64_t>(values.size()) / rows, all = source_rows(*rule, rows);
       t.shape = p.shape;
-      t.shape[0] *= rule->parts;
+      t.shape[0] = all;
       if (turned) std::swap(t.shape[0], t.shape[1]);
-      t.values.resize(values.size() * static_cast<size_t>(rule->parts));
+      t.values.resize(static_cast<size_t>(all * columns));
       for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < static_cast<int64_t>(values.size()) / rows; ++c) {
-          const int64_t row = rule->part * rows + r;
-          const int64_t at = turned ? c * rows * rule->parts + row : row * static_cast<int64_t>(values.size()) / rows + c;
-          t.values[static_cast<size_t>(at)] =
-              static_cast<float>(values[static_cast<size_t>(r * (static_cast<int64_t>(values.size()) / rows) + c)]);
+        for (int64_t c = 0; c < columns; ++c) {
+          const int64_t row = source_row(*rule, r, rows), at = turned ? c * all + row : row * columns + c;
+          t.values[static_cast<size_t>(at)] = static_cast<float>(values[static_cast<size_t>(r * columns + c)]);
         }
       }
-      (void)columns;
     }
   }
   if (d.image > 0) {

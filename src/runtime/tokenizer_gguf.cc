@@ -181,7 +181,12 @@ Status Tokenizer::from_gguf(const GgufFile& file, std::unique_ptr<Tokenizer>& ou
 Status gguf_tokenizer(const GgufFile& file, std::string& tokenizer, std::string& config) {
   std::unique_ptr<Tokenizer> checked;  // all that can be wrong is told here
   LINNET_TRY(Tokenizer::from_gguf(file, checked));
-  std::string_view pre;
+  std::string_view model, pre;
+  file.find("tokenizer.ggml.model").text(model);
+  if (model != "gpt2") {
+    return impossible(file.path() + ": has a tokeniser of model " + json_quote_short(model) +
+                      ", which cannot be written as a tokenizer.json yet; take the model's safetensors folder");
+  }
   file.find("tokenizer.ggml.pre").text(pre);
   const NamedRule* rule = nullptr;
   for (const NamedRule& candidate : kRules) {

@@ -39,11 +39,16 @@ void read_floats(const FileTensor& t, float* out) {
   }
 }
 
-// Rows that the file's tensor has for our `rows`.
+uint64_t hash(uint64_t h, const void* data, size_t bytes) {
+  const auto* p = static_cast<const unsigned char*>(data);
+  for (size_t i = 0; i < bytes; ++i) h = (h ^ p[i]) * 0x100000001b3ull;
+  return h;
+}
+
+}  // namespace
+
 int64_t source_rows(const NameRule& rule, int64_t rows) { return rule.total > 0 ? rule.total : rows * rule.parts; }
 
-// Where row r of our `rows` lies in the file's tensor. Permuted heads: pair i of a head lies at 2 i and 2 i + 1 there, at i and
-// i + K / 2 here.
 int64_t source_row(const NameRule& rule, int64_t row, int64_t rows) {
   if (rule.joined_heads > 0) {
     const int64_t width = rows / rule.joined_heads;
@@ -54,14 +59,6 @@ int64_t source_row(const NameRule& rule, int64_t row, int64_t rows) {
   const int64_t width = rows / rule.permuted_heads, head = row / width, i = row % width, half = width / 2;
   return first + head * width + (i < half ? 2 * i : 2 * (i - half) + 1);
 }
-
-uint64_t hash(uint64_t h, const void* data, size_t bytes) {
-  const auto* p = static_cast<const unsigned char*>(data);
-  for (size_t i = 0; i < bytes; ++i) h = (h ^ p[i]) * 0x100000001b3ull;
-  return h;
-}
-
-}  // namespace
 
 int64_t FileTensor::elements() const {
   int64_t n = 1;

@@ -38,6 +38,12 @@ struct FileTensor {
   int64_t elements() const;
 };
 
+// Rows that the file's tensor has for our `rows`.
+int64_t source_rows(const NameRule& rule, int64_t rows);
+// Where row r of our `rows` lies in the file's tensor. Permuted heads: pair i of a head lies at 2 i and 2 i + 1 there, at i and
+// i + K / 2 here.
+int64_t source_row(const NameRule& rule, int64_t row, int64_t rows);
+
 class WeightFiles {
  public:
   static Status open(const std::string& path, WeightFiles& out);
