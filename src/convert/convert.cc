@@ -953,7 +953,8 @@ class Job {
     LINNET_TRY(Model::load(at("out"), {"f32", static_cast<int>(o_.threads)}, student_));
     LINNET_TRY(part("identity", [&](JsonWriter& w) { return same_numbers(w); }));
     if (!parts_->causal()) return part("embedding", [&](JsonWriter& w) { return score_encoder(w); });
-    std::set<int64_t> lengths = {std::min<int64_t>(2048, length_), length_};
+    const int64_t most = std::min(length_, static_cast<int64_t>(evaluation_.front().tokens.size()));
+    std::set<int64_t> lengths = {std::min<int64_t>(2048, most), most};
     for (const int64_t length : lengths) {
       LINNET_TRY(part(("blocks_" + std::to_string(length)).c_str(),
                       [&](JsonWriter& w) { return score_text_blocks(length, planned(), w); }));
