@@ -33,6 +33,7 @@ struct Settings {
   int rounds = 5;
   std::string impl;  // empty: the best
   Device device = Device::cpu;
+  bool error = true;  // measured too
   Peer* peer = nullptr;
 };
 

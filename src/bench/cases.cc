@@ -11,13 +11,6 @@ namespace {
 constexpr int64_t kLargestLetter = int64_t{1} << 40;
 constexpr size_t kMostCases = 1000;
 
-bool is_length(std::string_view letter) {
-  for (const std::string_view name : {"T", "S", "Tq", "Tk", "capacity", "pages"}) {
-    if (name == letter) return true;
-  }
-  return false;
-}
-
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 
 std::vector<std::string> split(std::string_view text, char separator) {
@@ -38,7 +31,15 @@ bool is_for_checks(std::string_view key) {
   return false;
 }
 
-// The letters that the shapes of the operator's inputs are written in.
+}  // namespace
+
+bool is_length(std::string_view letter) {
+  for (const std::string_view name : {"T", "S", "Tq", "Tk", "capacity", "pages"}) {
+    if (name == letter) return true;
+  }
+  return false;
+}
+
 std::vector<std::string> letters_of(const Op& op) {
   std::vector<std::string> letters;
   for (const TensorDecl& input : op.inputs) {
@@ -53,6 +54,8 @@ std::vector<std::string> letters_of(const Op& op) {
   }
   return letters;
 }
+
+namespace {
 
 Status parse_case(const Op& op, const std::vector<std::pair<std::string, std::string>>& words, Case* result) {
   result->op = &op;

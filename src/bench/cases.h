@@ -29,6 +29,10 @@ struct Case {
   int64_t letter(std::string_view name) const;          // 0 when absent
 };
 
+// The letters that the shapes of the operator's inputs are written in, and whether one of them counts tokens.
+std::vector<std::string> letters_of(const Op& op);
+bool is_length(std::string_view letter);
+
 Status parse_cases(const Op& op, std::string_view text, std::vector<Case>* cases);
 
 // The same case with all lengths (T, S, Tq, Tk, capacity, pages, counts of tokens) halved until none exceeds `longest`.

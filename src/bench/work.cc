@@ -113,10 +113,11 @@ Status Work::to_device() {
   const auto choose = [&](Pass pass, const Impl** impl) {
     return choose_impl(*case_.op, pass, context_, Device::cuda, call_.prepared_args(), nullptr, impl);
   };
-  const Impl* impl;
-  LINNET_TRY(choose(case_.backward ? Pass::backward : Pass::forward, &impl));
+  const Impl *impl, *backward;
+  LINNET_TRY(choose(case_.backward ? Pass::backward : Pass::forward, &backward));
   LINNET_TRY(choose(Pass::forward, &impl));
   impl_ = impl->name;
+  if (case_.backward && backward != impl) impl_ += ", " + backward->name;
   workspace_bytes_ = 0;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     int64_t bytes = 0;

@@ -8,6 +8,7 @@
 #include "bench/machine.h"
 #include "cli/command.h"
 #include "cli/model.h"
+#include "cli/neighbours.h"
 #include "cli/print.h"
 #include "core/cuda.h"
 #include "core/json.h"
@@ -92,10 +93,27 @@ Status wanted_cases(const Arguments& args, std::vector<Case>* cases) {
   return {};
 }
 
+// The first case of each operator and pass: what the declaration holds to be the usual call.
+void keep_first(std::vector<Case>* cases) {
+  std::vector<Case> kept;
+  for (Case& c : *cases) {
+    const bool known =
+        std::any_of(kept.begin(), kept.end(), [&](const Case& k) { return k.op == c.op && k.backward == c.backward; });
+    if (!known) kept.push_back(std::move(c));
+  }
+  *cases = std::move(kept);
+}
+
 Status read_arguments(const Arguments& args, Wanted* wanted) {
   if (args.has("json") && args.has("markdown")) return bad_input("bench: --json and --markdown are two formats, expected one");
   if (args.has("list") && args.has("markdown")) return bad_input("bench: --list prints lines or, with --json, JSON");
+  const bool neighbours = args.has("neighbours");
+  if (neighbours && args.has("peers"))
+    return bad_input("bench: --neighbours are compared with their own case, not with --peers");
+  if (neighbours && args.rest().empty() && !args.has("case")) return bad_input("bench: --neighbours of which operator?");
+  if (!neighbours && args.has("limit")) return bad_input("bench: --limit is the ratio that --neighbours may have");
   LINNET_TRY(wanted_cases(args, &wanted->cases));
+  if (neighbours && !args.has("case")) keep_first(&wanted->cases);
   bench::Settings& settings = wanted->settings;
   settings.impl = args.text("impl");
   const std::string device = args.text("device", "cpu");
@@ -112,7 +130,8 @@ Status read_arguments(const Arguments& args, Wanted* wanted) {
     LINNET_TRY(
         choose_impl(*c.op, c.backward ? Pass::backward : Pass::forward, context, settings.device, nullptr, nullptr, &impl));
   }
-  if (args.has("quick")) settings.seconds = 0.1, settings.rounds = 3;
+  if (args.has("quick") || neighbours) settings.seconds = 0.1, settings.rounds = 3;
+  settings.error = !neighbours;  // linnet check is for that
   LINNET_TRY(args.real("time", 0.001, 3600, &settings.seconds));
   // More threads than cores take turns, and one that waits for its turn is measured, not the kernel.
   wanted->threads = bench::this_machine().cores;
@@ -207,7 +226,7 @@ int bench_main(const Arguments& args) {
   if (names_model(args)) return model_bench(args);
   Wanted wanted;
   if (const Status status = read_arguments(args, &wanted); !status.ok()) return fail(status);
-  if (args.has("list") && args.has("json")) {
+  if (args.has("list") && args.has("json") && !args.has("neighbours")) {
     JsonWriter writer(2);
     writer.begin_object().key("cases").begin_array();
     for (const Case& c : wanted.cases) {
@@ -217,7 +236,7 @@ int bench_main(const Arguments& args) {
     std::printf("%s\n", writer.text().c_str());
     return kDone;
   }
-  if (args.has("list")) {
+  if (args.has("list") && !args.has("neighbours")) {
     for (const Case& c : wanted.cases) std::printf("%s %s\n", c.op->name.c_str(), c.line().c_str());
     return kDone;
   }
@@ -237,6 +256,9 @@ int bench_main(const Arguments& args) {
                               " cores (" + machine.caches + "), " + isa_name(isa) + ", " + std::to_string(wanted.threads) +
                               (wanted.threads == 1 ? " thread" : " threads") + "; " + bench::today() + ", commit " +
                               bench::commit() + (peers ? ", " + peer->version() : "");
+  if (args.has("neighbours")) {
+    return bench_neighbours(args, wanted.cases, static_cast<int>(wanted.threads), wanted.settings, heading);
+  }
   if (!json) std::printf("%s\n\n", heading.c_str());
 
   const bench::OtherLoad others;
@@ -302,6 +324,10 @@ const Command& bench_command() {
           "with=TENSOR for an optional tensor, dtype or pass; a|b stands for both. A line of linnet check will do: pass=bwd "
           "means\n"
           "fwd+bwd, and what only concerns a check (impl, threads, strided, values, skip, seed) is passed over.\n\n"
+          "--neighbours OP changes one thing at a time about the first declared case of each pass (or about --case): options,\n"
+          "optional tensors, types, widths, grouped heads, packed sequences, lengths; it prints how much smaller a share of "
+          "the\n"
+          "ceiling each reaches, worst first, and ends with 1 when one is above --limit.\n\n"
           "--peers runs what a user would take instead (PyTorch) in rounds in turn with ours, with the same number of "
           "threads,\n"
           "in a Python found by --python, LINNET_PYTHON, beside this program, in .venv of the checkout, or python3.\n\n"
@@ -314,8 +340,10 @@ const Command& bench_command() {
                   {"dtype", "NAME", "only cases of this type: f64, f32, bf16, f16"},
                   {"impl", "NAME", "an implementation instead of the best one (linnet info OP)"},
                   {"json", "", "print JSON"},
+                  {"limit", "RATIO", "what --neighbours may lose against their case (default 4)"},
                   {"list", "", "print the cases (with --json: as JSON) and stop"},
                   {"markdown", "", "print the table in Markdown"},
+                  {"neighbours", "", "measure what lies one step beside a case of each OP instead"},
                   {"pass", "NAME", "only cases of this pass: fwd, or fwd+bwd (bwd)"},
                   {"peers", "", "measure PyTorch's functions too"},
                   {"python", "PATH", "the Python that has PyTorch"},

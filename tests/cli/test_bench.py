@@ -108,6 +108,10 @@ def test_table_and_markdown_have_a_row_per_case():
     (["--list", "--markdown"], "--list prints lines or, with --json, JSON"),
     (["--time", "no"], "time"),
     (["--case", "B=1"], "--case needs the operator"),
+    (["--neighbours"], "--neighbours of which operator?"),
+    (["--neighbours", "delta", "--peers"], "--neighbours are compared with their own case, not with --peers"),
+    (["--neighbours", "delta", "--limit", "0"], "--limit is '0', expected"),
+    (["delta", "--limit", "2"], "--limit is the ratio that --neighbours may have"),
     (["softmax", "--case", "B=1 Z=2"], "no letter, option or count of tokens 'Z'"),
     (["softmax", "--case", "B=1 Tq=2"], "does not say H"),
     (["softmax", "--impl", "fast"], "there is no implementation 'fast'"),
@@ -118,6 +122,34 @@ def test_table_and_markdown_have_a_row_per_case():
 def test_bad_input_is_told_in_one_sentence(words, piece):
     done = linnet("bench", *words, code=2)
     assert piece in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name, changed", [
+    ("linear", ["map=elu1", "map=t2r with w", "normalize=1 allow_signed=1", "causal=0", "with key_mask", "with initial_state", "with final_state", "dtype=bf16",
+                "K=V=96", "K=32", "Hk=2 Hv=2", "long", "packed"]),
+    ("gated_delta", ["l2_norm=1", "double_beta=1", "other g", "dtype=f16", "Hq=2", "V=64", "one token less", "short, as many tokens"]),
+    ("linear_decode", ["B=256", "K=V=256", "with z"]),
+    ("causal_conv", ["with bias", "dtype=bf16"]),
+])
+def test_neighbours_come_from_the_declaration(name, changed):
+    lines = linnet("bench", "--neighbours", name, "--list").stdout.splitlines()
+    bases = [line for line in lines if not line.startswith(" ")]
+    assert sum(line.split()[0] == name for line in bases) == (1 if name.endswith("_decode") else 2)
+    listed = {line.split(":")[0].strip() for line in lines if line.startswith(" ")}
+    assert set(changed) <= listed, set(changed) - listed
+    assert not [line for line in lines if line.startswith(" ") and line.split(": ", 1)[1] in bases]
+
+
+def test_neighbours_are_sorted_and_limited():
+    words = ["bench", "--neighbours", "--time", "0.002", "--case", TINY_DECODE]
+    cases = json.loads(linnet(*words, "--json", "--limit", "1000000").stdout)["cases"]
+    ratios = [each["ratio"] for each in cases[0]["neighbours"]]
+    assert len(ratios) > 10 and ratios == sorted(ratios, reverse=True) and ratios[-1] > 0
+    for each in cases[0]["neighbours"]:
+        assert each["ratio"] == pytest.approx(cases[0]["base"]["share_of_ceiling"] / each["share_of_ceiling"])
+    done = linnet(*words, "--limit", "1", code=1)  # a decode of one batch row is far from that of 256
+    assert "ratio" in done.stdout and "B=256" in done.stdout and " !" in done.stdout
+    assert "| ratio |" in linnet(*words, "--markdown", "--limit", "1000000").stdout
 
 
 def test_what_does_not_fit_into_memory_is_not_possible_here():
