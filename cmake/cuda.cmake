@@ -16,6 +16,12 @@ find_program(LINNET_FATBINARY fatbinary HINTS /usr/local/cuda/bin)
 option(LINNET_CUDA "compile the CUDA kernels (needs nvcc 12.3 or newer)" ${found})
 # sm_90a: wgmma and setmaxnreg exist for this target alone.
 set(LINNET_NVCC_FLAGS -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Werror=all-warnings --expt-relaxed-constexpr)
+# Sources for every GPU since Ampere: one front end for compute_80, machine code for each of these (that of 80 runs on 86 and 89,
+# too), and PTX for what comes later, compressed in one image.
+set(LINNET_CUDA_PORTABLE "/recurrence/cuda/general/|/recurrence/cuda/sums.cu$")
+set(LINNET_CUDA_ARCHS "80;90;100;120" CACHE STRING "compute capabilities of the portable kernels")
+set(LINNET_PORTABLE_FLAGS -std=c++20 -O3 -arch=compute_80 -Werror=all-warnings --expt-relaxed-constexpr)
+find_program(LINNET_PTXAS ptxas HINTS /usr/local/cuda/bin)
 
 set(LINNET_FATBINARY_FLAGS --64 --compress-all)
 if(LINNET_FATBINARY)
@@ -31,8 +37,8 @@ function(linnet_cuda_sources target)
   set(rows "")
   set(count 0)
   if(LINNET_CUDA)
-    if(NOT LINNET_NVCC OR NOT LINNET_FATBINARY)
-      message(FATAL_ERROR "LINNET_CUDA is ON, but there is no nvcc with its fatbinary: install the CUDA toolkit, or configure with -DLINNET_CUDA=OFF")
+    if(NOT LINNET_NVCC OR NOT LINNET_FATBINARY OR NOT LINNET_PTXAS)
+      message(FATAL_ERROR "LINNET_CUDA is ON, but there is no nvcc with its fatbinary and ptxas: install the CUDA toolkit, or configure with -DLINNET_CUDA=OFF")
     endif()
     foreach(source ${ARGN})
       string(REGEX REPLACE "^${CMAKE_SOURCE_DIR}/src/(mechanisms/)?(.*)\\.cu$" "\\2" name ${source})
@@ -41,6 +47,26 @@ function(linnet_cuda_sources target)
       set(cubin ${CMAKE_BINARY_DIR}/cuda/${name}.cubin)
       if(EXISTS "$ENV{LINNET_CUDA_IMAGES}/${name}.fatbin")
         set(image "$ENV{LINNET_CUDA_IMAGES}/${name}.fatbin")
+      elseif(source MATCHES "${LINNET_CUDA_PORTABLE}")
+        set(ptx ${CMAKE_BINARY_DIR}/cuda/${name}.ptx)
+        set(assemble "")
+        set(parts --image3=kind=ptx,sm=80,file=${ptx})
+        set(files ${ptx})
+        foreach(arch ${LINNET_CUDA_ARCHS})
+          set(file ${CMAKE_BINARY_DIR}/cuda/${name}.${arch}.cubin)
+          if(arch STREQUAL 90)
+            set(file ${cubin})  # that tests compare launches with
+          endif()
+          list(APPEND assemble COMMAND ${LINNET_PTXAS} -O3 -arch=sm_${arch} -o ${file} ${ptx})
+          list(APPEND parts --image3=kind=elf,sm=${arch},file=${file})
+          list(APPEND files ${file})
+        endforeach()
+        add_custom_command(OUTPUT ${image} BYPRODUCTS ${files} DEPENDS ${source} ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh
+          COMMAND ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh ${LINNET_NVCC} ${LINNET_PORTABLE_FLAGS} -I${CMAKE_SOURCE_DIR}/src -ptx
+            -MD -MF ${image}.d -MT ${image} -o ${ptx} ${source}
+          ${assemble}
+          COMMAND ${LINNET_FATBINARY} ${LINNET_FATBINARY_FLAGS} --create=${image} ${parts}
+          DEPFILE ${image}.d COMMENT "Building CUDA image ${name}.fatbin" VERBATIM)
       else()
         add_custom_command(OUTPUT ${image} BYPRODUCTS ${cubin} DEPENDS ${source} ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh
           COMMAND ${CMAKE_SOURCE_DIR}/cmake/nvcc.sh ${LINNET_NVCC} ${LINNET_NVCC_FLAGS} -I${CMAKE_SOURCE_DIR}/src -cubin

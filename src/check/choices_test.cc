@@ -39,32 +39,37 @@ struct Call {
   bool l2_norm, strided;
 
   bool is_16_bit() const { return dtype == Dtype::bf16 || dtype == Dtype::f16; }
-  bool has_tile_widths() const { return (K == 64 || K == 128) && (V == 64 || V == 128); }
-  bool has_tiles() const { return is_16_bit() && has_tile_widths() && !l2_norm && !strided; }
+  // What does not fit is copied first; with beta in bf16 and not for keys of few channels.
+  bool has_tiles() const {
+    const bool as_it_is = (K == 64 || K == 128) && (V == 64 || V == 128) && !l2_norm && !strided && (!beta || K == V);
+    return is_16_bit() && K <= 128 && V <= 128 && (as_it_is || !beta || (dtype == Dtype::bf16 && K >= 64));
+  }
   bool is_refused() const { return dtype == Dtype::f64 || K > 256; }
 
+  // The general engine takes what token by token would, and in 16 bits what the multiply-add units would.
+  std::string in_general(const std::string& row, bool few) const {
+    return !few && (row == "step" || (row == "chunk" && dtype != Dtype::f32)) ? "general" : row;
+  }
   std::string forward() const {
     if (is_refused()) return "none";
+    const std::string row = tuned_forward();
+    return per_channel && row == "chunk" ? row : in_general(row, T < 16);
+  }
+  std::string backward() const { return is_refused() ? "none" : in_general(tuned_backward(), false); }
+  std::string tuned_forward() const {
     const bool bf16 = dtype == Dtype::bf16;
-    if (beta) {
-      if (!has_tiles() || K != V) return "step";
-      return !per_channel ? "delta" : bf16 ? "kda" : "step";
-    }
+    if (beta) return !has_tiles() ? "step" : !per_channel ? "delta" : bf16 ? "kda" : "step";
     if (has_tiles() && !per_channel) return "tile";
     if (has_tiles() && bf16) return "channel";
-    const bool left_to_tiles = has_tile_widths() && (per_channel ? bf16 : is_16_bit());
-    return !left_to_tiles && K <= 128 && V <= 128 && T >= 32 ? "chunk" : "step";
+    return K <= 128 && V <= 128 && T >= 32 ? "chunk" : "step";
   }
-  std::string backward() const {
-    if (is_refused()) return "none";
-    const bool bf16 = dtype == Dtype::bf16, widths = has_tile_widths();
-    if (beta) {
-      if (per_channel) return bf16 && widths && K == V && !l2_norm ? "kda" : "step";
-      return l2_norm ? "step" : bf16 && widths && K == V ? "delta" : "chunk";
-    }
-    if (per_channel) return bf16 && widths ? "channel" : "step";
+  std::string tuned_backward() const {
+    const bool bf16_tiles = dtype == Dtype::bf16 && has_tiles();
+    if (beta && per_channel) return bf16_tiles ? "kda" : "step";
+    if (beta) return bf16_tiles ? "delta" : l2_norm ? "step" : "chunk";
+    if (per_channel) return bf16_tiles ? "channel" : "step";
     if (has_tiles()) return "tile";
-    return !(widths && is_16_bit()) && K <= 128 && V <= 128 && T >= 32 ? "chunk" : "step";
+    return K <= 128 && V <= 128 && T >= 32 ? "chunk" : "step";
   }
   std::string line() const {
     return op + (op == "gated_delta" && !per_channel ? " other=g" : "") + (op == "decay" ? " with=g" : "") +
@@ -129,44 +134,47 @@ TEST_P(ChoiceLines, holds) {
 
 INSTANTIATE_TEST_SUITE_P(
     all, ChoiceLines,
-    testing::Values(Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=128 V=64 dtype=bf16 pass=bwd", "tile", "tile"},
-                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=128 V=64 map=elu1 normalize=1 dtype=bf16 pass=bwd", "step",
-                         "chunk"},
-                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 map=elu1 dtype=bf16 pass=fwd", "chunk", "none"},
-                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 causal=0 dtype=bf16 pass=bwd", "step", "step"},
-                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=24 V=33 dtype=f32 pass=bwd", "chunk", "chunk"},
-                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 map=dpfp dtype=f32 pass=fwd", "none", "none"},
-                    Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=300 dtype=f32 pass=bwd", "step", "none"},
-                    Line{"linear_decode T=1 K=64 V=64 dtype=bf16", "decode", "none"},
-                    Line{"linear_decode T=4 K=64 V=64 dtype=bf16", "tile", "none"},
-                    Line{"linear_decode T=1 K=64 V=64 with=z map=elu1 normalize=1 dtype=bf16", "step", "none"},
-                    Line{"mamba_ssd T=130 H=8 V=128 G=1 K=128 with=D,z dtype=bf16 pass=bwd", "tile", "tile"},
-                    Line{"mamba_ssd T=130 H=8 V=40 G=1 K=24 with=D,z dtype=bf16 pass=bwd", "chunk", "chunk"},
-                    Line{"mamba_ssd T=130 H=8 V=40 G=1 K=200 dtype=f32 pass=bwd", "step", "step"},
-                    Line{"mamba_ssd_decode T=1 H=8 V=64 G=1 K=128 dtype=bf16", "decode", "none"},
-                    Line{"metala_mixer T=100 H=2 K=64 V=64 dtype=bf16 pass=bwd", "channel", "channel"},
-                    Line{"metala_mixer T=100 H=2 K=64 V=64 dtype=f16 pass=bwd", "chunk", "step"},
-                    Line{"metala_mixer T=10 H=2 K=64 V=64 dtype=bf16 pass=fwd", "step", "none"},
-                    Line{"metala_mixer_decode T=1 H=2 K=64 V=64 dtype=bf16", "decode", "none"},
-                    Line{"gla_decode T=1 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=f32", "decode", "none"},
-                    Line{"gla_decode T=1 Hq=2 Hk=2 Hv=2 K=64 V=63 dtype=f32", "step", "none"},
-                    Line{"gla_decode T=5 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16", "channel", "none"},
-                    Line{"delta_decode T=1 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16", "decode", "none"},
-                    Line{"delta_decode T=1 Hq=2 Hk=2 Hv=2 K=64 V=64 l2_norm=1 dtype=bf16", "step", "none"},
-                    Line{"delta_decode T=5 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16", "step", "none"},
-                    Line{"recurrence T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16 pass=bwd", "tile", "tile"},
-                    Line{"recurrence T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 with=g,beta dtype=bf16 pass=bwd", "kda", "kda"},
-                    Line{"monarch B=1 T=256 S=256 H=1 K=64 V=64 dtype=f16 pass=bwd", "head", "head"},
-                    Line{"monarch B=1 T=256 S=256 H=1 K=128 V=64 dtype=f16 pass=bwd", "head", "tile"},
-                    Line{"monarch B=1 T=1000 S=1000 H=2 K=64 V=64 dtype=f16 pass=bwd", "tile", "tile"},
-                    Line{"monarch B=1 T=1000 S=1000 H=2 K=64 V=64 dtype=f32 pass=bwd", "plain", "plain"},
-                    Line{"monarch B=1 T=1000 S=1000 H=2 K=64 V=64 causal=1 dtype=f16 pass=bwd", "plain", "plain"},
-                    Line{"causal_conv T=70 E=33 W=3 dtype=f32 pass=bwd", "cuda", "cuda"},
-                    Line{"softmax dtype=f32 pass=bwd", "none", "none"},
-                    // by name
-                    Line{"delta T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16 pass=bwd impl=cuda", "delta", "delta"},
-                    Line{"delta T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16 pass=bwd impl=cuda.step", "step", "step"},
-                    Line{"delta T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16 pass=bwd impl=cuda.chunk", "none", "chunk"}));
+    testing::Values(
+        Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=128 V=64 dtype=bf16 pass=bwd", "tile", "tile"},
+        Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=128 V=64 map=elu1 normalize=1 dtype=bf16 pass=bwd", "general", "general"},
+        Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 map=elu1 dtype=bf16 pass=fwd", "tile", "none"},
+        Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=40 V=96 map=relu with=key_mask dtype=f16 pass=bwd", "tile", "tile"},
+        Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 causal=0 dtype=bf16 pass=bwd", "general", "general"},
+        Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=24 V=33 dtype=f32 pass=bwd", "chunk", "chunk"},
+        Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=64 map=dpfp dtype=f32 pass=fwd", "none", "none"},
+        Line{"linear T=100 S=100 Hq=2 Hk=2 Hv=2 K=64 V=300 dtype=f32 pass=bwd", "general", "general"},
+        Line{"linear_decode T=1 K=64 V=64 dtype=bf16", "decode", "none"},
+        Line{"linear_decode T=4 K=64 V=64 dtype=bf16", "tile", "none"},
+        Line{"linear_decode T=1 K=64 V=64 with=z map=elu1 normalize=1 dtype=bf16", "step", "none"},
+        Line{"mamba_ssd T=130 H=8 V=128 G=1 K=128 with=D,z dtype=bf16 pass=bwd", "tile", "tile"},
+        Line{"mamba_ssd T=130 H=8 V=40 G=1 K=24 with=D,z dtype=bf16 pass=bwd", "chunk", "chunk"},
+        Line{"mamba_ssd T=130 H=8 V=40 G=1 K=200 dtype=f32 pass=bwd", "step", "step"},
+        Line{"mamba_ssd_decode T=1 H=8 V=64 G=1 K=128 dtype=bf16", "decode", "none"},
+        Line{"metala_mixer T=100 H=2 K=64 V=64 dtype=bf16 pass=bwd", "channel", "channel"},
+        Line{"metala_mixer T=100 H=2 K=64 V=64 dtype=f16 pass=bwd", "chunk", "general"},
+        Line{"metala_mixer T=10 H=2 K=64 V=64 dtype=bf16 pass=fwd", "step", "none"},
+        Line{"metala_mixer_decode T=1 H=2 K=64 V=64 dtype=bf16", "decode", "none"},
+        Line{"gla_decode T=1 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=f32", "decode", "none"},
+        Line{"gla_decode T=1 Hq=2 Hk=2 Hv=2 K=64 V=63 dtype=f32", "step", "none"},
+        Line{"gla_decode T=5 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16", "channel", "none"},
+        Line{"delta_decode T=1 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16", "decode", "none"},
+        Line{"delta_decode T=1 Hq=2 Hk=2 Hv=2 K=64 V=64 l2_norm=1 dtype=bf16", "step", "none"},
+        Line{"delta_decode T=5 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16", "step", "none"},
+        Line{"recurrence T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16 pass=bwd", "tile", "tile"},
+        Line{"recurrence T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 with=g,beta dtype=bf16 pass=bwd", "kda", "kda"},
+        Line{"monarch B=1 T=256 S=256 H=1 K=64 V=64 dtype=f16 pass=bwd", "head", "head"},
+        Line{"monarch B=1 T=256 S=256 H=1 K=128 V=64 dtype=f16 pass=bwd", "head", "tile"},
+        Line{"monarch B=1 T=1000 S=1000 H=2 K=64 V=64 dtype=f16 pass=bwd", "tile", "tile"},
+        Line{"monarch B=1 T=1000 S=1000 H=2 K=64 V=64 dtype=f32 pass=bwd", "plain", "plain"},
+        Line{"monarch B=1 T=1000 S=1000 H=2 K=64 V=64 causal=1 dtype=f16 pass=bwd", "plain", "plain"},
+        Line{"causal_conv T=70 E=33 W=3 dtype=f32 pass=bwd", "cuda", "cuda"},
+        Line{"softmax dtype=f32 pass=bwd", "none", "none"},
+        // by name
+        Line{"delta T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16 pass=bwd impl=cuda", "delta", "delta"},
+        Line{"delta T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16 pass=bwd impl=cuda.step", "step", "step"},
+        Line{"delta T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16 pass=bwd impl=cuda.general", "general", "general"},
+        Line{"decay T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=f32 pass=bwd impl=cuda.general", "general", "general"},
+        Line{"delta T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=f32 pass=bwd impl=cuda.chunk", "none", "chunk"}));
 
 std::string reason_of(const Chosen& chosen, const std::string& row) {
   for (const Choice& choice : chosen.list) {
@@ -178,9 +186,11 @@ std::string reason_of(const Chosen& chosen, const std::string& row) {
 TEST(Choices, say_why) {
   const std::string line = "delta T=100 Hq=2 Hk=2 Hv=2 K=64 V=64 dtype=bf16";
   EXPECT_EQ(reason_of(choose(line), "cuda.delta"), "");
-  EXPECT_EQ(reason_of(choose(line + " l2_norm=1"), "cuda.delta"), "it does not normalise q and k (l2_norm)");
-  EXPECT_EQ(reason_of(choose(line + " strided=1"), "cuda.delta"), "rows of q do not lie at multiples of 16 bytes");
+  EXPECT_EQ(reason_of(choose(line + " l2_norm=1"), "cuda.delta"), "");  // its rows are normed first
+  EXPECT_EQ(reason_of(choose(line + " strided=1"), "cuda.delta"), "");  // copied first
   EXPECT_EQ(reason_of(choose(line), "cuda.chunk"), "it has no delta rule (beta)");
+  EXPECT_EQ(reason_of(choose("decay T=100 Hq=2 Hk=2 Hv=2 K=40 V=40 dtype=f16"), "cuda.chunk"),
+            "cuda.general takes this call in 16 bits");
   EXPECT_EQ(reason_of(choose("delta K=300 V=64"), "cuda.step"), "the CUDA kernels take keys of at most 256 channels");
 }
 

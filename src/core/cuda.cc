@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "cuda_device.h"
 #include "cuda_images.h"
 
 namespace linnet::cuda {
@@ -55,14 +56,15 @@ struct Driver {
                                    int swizzle, int l2_promotion, int out_of_bounds);
   Result (*cuGetErrorString)(Result error, const char** text);
 
-  std::string missing;  // why there is no driver or no GPU that runs the images
+  std::string missing;    // why there is no driver or no GPU that runs any of the images
+  std::string no_hopper;  // why it does not run those for Hopper
   std::string name;
   int devices = 0;
 };
 
-constexpr int kComputeMajor = 75, kComputeMinor = 76, kMultiprocessors = 16;  // CU_DEVICE_ATTRIBUTE_...
-constexpr int kDeviceOrdinal = 9;                                             // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-constexpr int kMaxSharedBytes = 8;                                            // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+constexpr int kComputeMajor = 75, kComputeMinor = 76, kMultiprocessors = 16, kSharedOfBlock = 97;  // CU_DEVICE_ATTRIBUTE_...
+constexpr int kDeviceOrdinal = 9;         // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+constexpr int kMaxSharedBytes = 8;        // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 constexpr int kNonPortableClusters = 14;  // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 constexpr int kPortableCluster = 8;
 
@@ -130,10 +132,9 @@ Driver load_driver() {
   driver.cuDeviceGetAttribute(&major, kComputeMajor, 0);
   driver.cuDeviceGetAttribute(&minor, kComputeMinor, 0);
   driver.name = name;
-  if (major != 9 || minor != 0) {
-    driver.missing = "the CUDA kernels are for compute capability 9.0 (H100, H200), this machine's " + driver.name + " has " +
-                     std::to_string(major) + "." + std::to_string(minor);
-  }
+  const std::string has = "this machine's " + driver.name + " has " + std::to_string(major) + "." + std::to_string(minor);
+  if (major < 8) driver.missing = "the CUDA kernels are for compute capability 8.0 and newer, " + has;
+  if (major != 9 || minor != 0) driver.no_hopper = "these kernels are for compute capability 9.0 (H100, H200), " + has;
   return driver;
 }
 
@@ -178,11 +179,17 @@ Status use_device() {
 // The function of a kernel in the current context; images are loaded when first used.
 Result find_function(const Kernel& kernel, void** function) {
   static std::mutex mutex;
-  static std::map<std::pair<void*, std::string>, void*> modules, functions;
+  static std::map<std::pair<void*, std::string>, void*> modules;
+  struct Found {
+    void* function = nullptr;
+    int shared_bytes = 48 * 1024;  // what it may ask for
+  };
+  static std::map<std::pair<void*, std::string>, Found> functions;
   void* context = nullptr;
   driver().cuCtxGetCurrent(&context);
   const std::lock_guard<std::mutex> lock(mutex);
-  void*& found = functions[{context, std::string(kernel.image) + "/" + kernel.name}];
+  Found& known = functions[{context, std::string(kernel.image) + "/" + kernel.name}];
+  void*& found = known.function;
   if (found == nullptr) {
     void*& module = modules[{context, kernel.image}];
     if (module == nullptr) {
@@ -191,14 +198,15 @@ Result find_function(const Kernel& kernel, void** function) {
       if (const Result result = driver().cuModuleLoadData(&module, image); result != 0) return result;
     }
     if (const Result result = driver().cuModuleGetFunction(&found, module, kernel.name); result != 0) return result;
-    if (kernel.shared_bytes > 48 * 1024) {
-      const Result result = driver().cuFuncSetAttribute(found, kMaxSharedBytes, kernel.shared_bytes);
-      if (result != 0) return found = nullptr, result;
-    }
     if (kernel.cluster > kPortableCluster) {
       const Result result = driver().cuFuncSetAttribute(found, kNonPortableClusters, 1);
       if (result != 0) return found = nullptr, result;
     }
+  }
+  if (kernel.shared_bytes > known.shared_bytes) {
+    const Result result = driver().cuFuncSetAttribute(found, kMaxSharedBytes, kernel.shared_bytes);
+    if (result != 0) return found = nullptr, result;
+    known.shared_bytes = kernel.shared_bytes;
   }
   *function = found;
   return 0;
@@ -217,6 +225,10 @@ Recording::~Recording() { recording = outer_; }
 bool is_recording() { return recording != nullptr; }
 
 std::string missing() { return recording != nullptr ? "" : driver().missing; }
+std::string missing_on_hopper() {
+  if (recording != nullptr) return "";
+  return driver().missing.empty() ? driver().no_hopper : driver().missing;
+}
 std::string device_name() { return driver().name; }
 
 int multiprocessor_count() {
@@ -226,6 +238,17 @@ int multiprocessor_count() {
   if (driver().cuCtxGetDevice(&device) != 0) device = 0;
   driver().cuDeviceGetAttribute(&count, kMultiprocessors, device);
   return count;
+}
+
+int shared_bytes_of_block() {
+  constexpr int kHopper = 227 * 1024;
+  if (recording != nullptr || !missing().empty()) return kHopper;
+  static const int bytes = [] {  // of the first device: others of a machine are of its kind
+    int count = 0;
+    driver().cuDeviceGetAttribute(&count, kSharedOfBlock, 0);
+    return count;
+  }();
+  return bytes;
 }
 
 int clusters_at_a_time(const Kernel& kernel) {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "cuda.h"
+#include "cuda_device.h"
 #include "half.h"
 #include "isa.h"
 #include "log.h"
@@ -1072,7 +1073,7 @@ std::string option_text(const OptionDecl& option, const void* args) {
 }
 
 std::string always_available() { return ""; }
-std::string cuda_available() { return cuda::missing(); }
+std::string cuda_available() { return cuda::missing_on_hopper(); }
 template <int isa>
 std::string isa_available() {
   return isa_missing(static_cast<Isa>(isa));

@@ -6,6 +6,7 @@
 
 #include "check/random.h"
 #include "core/cuda.h"
+#include "core/cuda_device.h"
 #include "core/half.h"
 
 LINNET_USES_IMAGES(ptx)
@@ -16,7 +17,7 @@ namespace {
 class Ptx : public testing::Test {
  protected:
   void SetUp() override {
-    if (const std::string reason = missing(); !reason.empty()) GTEST_SKIP() << reason;
+    if (const std::string reason = missing_on_hopper(); !reason.empty()) GTEST_SKIP() << reason;
     launch_.error = &error_;
   }
   // Small whole numbers: exact in f16 and in every order of summation.

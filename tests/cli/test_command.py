@@ -140,7 +140,9 @@ CALL = "B=1 T=2048 Hq=16 Hk=16 Hv=16 K=128 V=128 dtype=bf16 pass=bwd"
 @pytest.mark.parametrize("name, case, env, forward, backward", [
     ("delta", CALL, {}, "cuda.delta", "cuda.delta"),
     ("delta", "delta " + CALL, {}, "cuda.delta", "cuda.delta"),
-    ("delta", CALL + " l2_norm=1", {}, "cuda.step", "cuda.step"),
+    ("delta", CALL + " l2_norm=1", {}, "cuda.delta", "cuda.delta"),
+    ("delta", CALL.replace("K=128 V=128", "K=96 V=80"), {}, "cuda.delta", "cuda.delta"),
+    ("delta", CALL.replace("K=128 V=128", "K=192 V=192"), {}, "cuda.general", "cuda.general"),
     ("delta", CALL, {"LINNET_IMPL": "delta:cuda.step"}, "cuda.step", "cuda.step"),
     ("delta", CALL, {"LINNET_IMPL": "delta:cuda"}, "cuda.delta", "cuda.delta"),
     ("gla", CALL, {}, "cuda.channel", "cuda.channel"),

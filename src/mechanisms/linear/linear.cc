@@ -2,6 +2,7 @@
 
 #include "core/op.h"
 #include "linear_cuda.h"
+#include "mechanisms/recurrence/cuda/every_gpu.h"
 
 namespace linnet {
 namespace {
@@ -95,7 +96,7 @@ const Op& linear_op() {
   using A = LinearArgs;
   using O = LinearOut;
   using G = LinearGrads;
-  static const Op op =
+  static const Op op = cuda::on_every_gpu(
       Declare<A, O, G>("linear", "linear", "linear attention with a feature map")
           .equation("S_t = S_{t-1} + phi(k_t) v_t^T;  o_t = scale S_t^T phi(q_t), divided by scale phi(q_t).z_t + eps when normalised")
           .decode("linear_decode")
@@ -150,7 +151,7 @@ const Op& linear_op() {
           .compare("taylor2", "map=taylor2 normalize=1")
           .impl<ref::linear_forward, ref::linear_backward, ref::linear_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(linear)
-          .cuda_rows<cuda::LinearRows, cuda::Row::step, cuda::Row::chunk, cuda::Row::tile>();
+          .cuda_rows<cuda::LinearRows, cuda::Row::step, cuda::Row::general, cuda::Row::chunk, cuda::Row::tile>());
   return op;
 }
 

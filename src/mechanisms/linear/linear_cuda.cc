@@ -3,6 +3,8 @@
 
 #include "linear_shape.h"
 #include "mechanisms/recurrence/cuda/chunk/launch.h"
+#include "mechanisms/recurrence/cuda/dispatch.h"
+#include "mechanisms/recurrence/cuda/fitted.h"
 #include "mechanisms/recurrence/cuda/tile/launch.h"
 
 LINNET_USES_IMAGES(linear)
@@ -236,10 +238,155 @@ Scratch cut(Arena& arena, Row row, const Plan& plan, Pass pass) {
 
 }  // namespace
 
-const char* LinearRows::refuses(Row row, const LinearArgs& args, const LinearOut* out, Pass pass) {
+namespace {
+
+// The call as the general engine has it, without its results.
+Engine general_engine(const LinearArgs& args) {
+  Engine e = Plan{args, linear_shape(args)}.forward(LinearOut());
+  e.sums = true;  // dfinal_z may come
+  return e;
+}
+bool has_general(const LinearArgs& args, Pass pass) {
+  const LinearShape s = linear_shape(args);
+  return s.S > 0 && is_general(general_engine(args), pass == Pass::backward);
+}
+void cut_call(Arena& arena, const LinearArgs& args, Pass pass) {
+  const Engine e = general_engine(args);
+  if (args.causal) {
+    cut_general(arena, e, pass == Pass::backward);
+  } else {
+    cut_full(arena, e, linear_shape(args).S, pass == Pass::backward);
+  }
+}
+void general_forward(const LinearArgs& args, const LinearOut& out, const Launch& launch) {
+  const LinearShape s = linear_shape(args);
+  Arena arena(launch.workspace);
+  const Engine e = Plan{args, s}.forward(out);
+  if (args.causal) {
+    run_general(launch, e, cut_general(arena, general_engine(args), false));
+  } else {
+    run_full(launch, e, s.S, cut_full(arena, general_engine(args), s.S, false));
+  }
+  if (!args.normalize && e.final_z.data != nullptr) {
+    Engine keys = e;
+    keys.T = s.S;
+    sum_keys(launch, keys);
+  }
+}
+void general_backward(const LinearArgs& args, const LinearOut& out, const LinearGrads& grads, const Launch& launch) {
+  const LinearShape s = linear_shape(args);
+  Arena arena(launch.workspace);
+  GeneralGradients g;
+  g.base = general_engine(args);
+  if (args.normalize) {
+    g.base.den = scalars_of(out.den);
+    g.out = rows_of(out.out, s.H);
+  }
+  g.dout = rows_of(grads.dout, s.H);
+  g.dq = grads.dq;
+  g.dk = grads.dk;
+  g.dv = grads.dv;
+  g.dfinal = states_of(grads.dfinal_state);
+  g.dinitial = states_of(grads.dinitial_state);
+  g.dfinal_z = vectors_of(grads.dfinal_z);
+  g.dinitial_z = vectors_of(grads.dinitial_z);
+  if (args.causal) {
+    run_general_gradients(launch, g, cut_general(arena, g.base, true));
+  } else {
+    run_full_gradients(launch, g, s.S, cut_full(arena, g.base, s.S, true));
+  }
+  if (!args.normalize) copy_states(launch, g.dinitial_z, g.dfinal_z, s.N, s.H, s.K, 1);
+}
+
+// A call as the tiles take it, which have no maps and masks, 64 or 128 channels and aligned rows: copies of what does not fit.
+struct LinearFitted {
+  LinearArgs args;
+  LinearOut out;      // where results lie that are copies
+  LinearGrads grads;  // the same
+};
+constexpr int64_t kMostRows = int64_t{1} << 27;
+bool is_fitted(Row row, const LinearArgs& args) {
+  const LinearShape s = linear_shape(args);
+  const Dtype dtype = args.q.dtype;
+  if (row != Row::tile || !args.causal || args.normalize || !elementwise(args.map) || !is_16_bit(dtype)) return false;
+  if (args.k.dtype != dtype || args.v.dtype != dtype || s.K < 1 || s.V < 1 || s.K > 128 || s.V > 128) return false;
+  if (s.B * s.T * s.H == 0 || s.B * s.T * s.H > kMostRows) return false;
+  return args.map != FeatureMap::identity || args.key_mask.given() || tile_width(s.K) != s.K || tile_width(s.V) != s.V ||
+         !is_aligned(args.q) || !is_aligned(args.k) || !is_aligned(args.v);
+}
+LinearFitted cut_fitted(Arena& arena, const LinearArgs& args, Pass pass) {
+  LinearFitted f{args};
+  const LinearShape s = linear_shape(args);
+  const int64_t wide_k = tile_width(s.K), wide_v = tile_width(s.V);
+  const Dtype dtype = args.q.dtype;
+  const bool K = wide_k != s.K, V = wide_v != s.V, mapped = args.map != FeatureMap::identity, masked = args.key_mask.given();
+  f.args.scale = Maybe(s.scale);
+  f.args.map = FeatureMap::identity;
+  f.args.key_mask = View();
+  if (K || mapped || !is_aligned(args.q)) f.args.q = dense_view(arena, args.q, dtype, wide_k);
+  if (K || mapped || masked || !is_aligned(args.k)) f.args.k = dense_view(arena, args.k, dtype, wide_k);
+  if (V || masked || !is_aligned(args.v)) f.args.v = dense_view(arena, args.v, dtype, wide_v);
+  View out = args.v, state, z;
+  out.size[2] = s.H;
+  state.device = z.device = args.q.device;
+  state.rank = 4;
+  z.rank = 3;
+  state.size[0] = z.size[0] = s.N;
+  state.size[1] = z.size[1] = s.H;
+  const auto cut_state = [&] { return dense_view(arena, state, Dtype::f32, wide_v, wide_k); };
+  const auto cut_vector = [&] { return dense_view(arena, z, Dtype::f32, wide_k); };
+  if ((K || V) && args.initial_state.given()) f.args.initial_state = cut_state();
+  if (K && args.initial_z.given()) f.args.initial_z = cut_vector();
+  if (pass == Pass::forward) {
+    f.out.out = dense_view(arena, out, dtype, wide_v);  // the result's own rows are not known yet
+    if (K || V) f.out.final_state = cut_state();
+    if (K) f.out.final_z = cut_vector();
+    return f;
+  }
+  if (V) f.grads.dout = dense_view(arena, out, dtype, wide_v);
+  if (K || mapped) f.grads.dq = dense_view(arena, args.q, dtype, wide_k);
+  if (K || mapped || masked) f.grads.dk = dense_view(arena, args.k, dtype, wide_k);
+  if (V || masked) f.grads.dv = dense_view(arena, args.v, dtype, wide_v);
+  if (K || V) f.grads.dfinal_state = cut_state(), f.grads.dinitial_state = cut_state();
+  if (K) f.grads.dfinal_z = cut_vector(), f.grads.dinitial_z = cut_vector();
+  return f;
+}
+void fit_inputs(const Launch& launch, const LinearFitted& f, const LinearArgs& call) {
+  const Map map = map_of(call.map);
+  const auto changed = [](const View& a, const View& b) { return b.given() && a.data != b.data; };
+  if (changed(f.args.q, call.q)) fit(launch, f.args.q, call.q, {.map = map});
+  if (changed(f.args.k, call.k)) fit(launch, f.args.k, call.k, {.map = map, .mask = call.key_mask});
+  if (changed(f.args.v, call.v)) fit(launch, f.args.v, call.v, {.mask = call.key_mask});
+  if (changed(f.args.initial_state, call.initial_state)) fit_state(launch, f.args.initial_state, call.initial_state);
+  if (changed(f.args.initial_z, call.initial_z)) fit_vector(launch, f.args.initial_z, call.initial_z);
+}
+bool copies_out(const LinearFitted& f, const LinearOut& out) {
+  return out.out.given() && (out.out.size[3] != f.out.out.size[3] || !is_aligned(out.out));
+}
+void replace(View& view, const View& copy) {
+  if (view.given() && copy.given()) view = copy;
+}
+bool both(const View& a, const View& b) { return a.given() && b.given(); }
+
+const char* row_reason(Row row, const LinearArgs& args, const LinearOut* out, Pass pass) {
   if (const char* reason = refuses_map(args)) return reason;
+  if (is_fitted(row, args)) {
+    Arena arena = assumed_arena();
+    const LinearFitted fitted = cut_fitted(arena, args, pass);
+    LinearOut inner;
+    if (out != nullptr) inner = *out;
+    if (pass == Pass::forward && copies_out(fitted, inner)) inner.out = fitted.out.out;
+    return row_reason(row, fitted.args, out == nullptr ? nullptr : &inner, pass);
+  }
   const LinearShape s = linear_shape(args);
   const Plan plan = {args, s};
+  if (row == Row::general) {
+    if (args.causal && out != nullptr && args.initial_state.given() && args.initial_state.data == out->final_state.data) {
+      return "it keeps the state before the call";
+    }
+    if (s.T + s.S < 32) return "it takes 16 tokens or more: fewer go one by one";
+    return has_general(args, pass) ? nullptr : "it takes calls with tokens, heads, keys and values";
+  }
   if (row != Row::step && !args.causal) return "it is causal alone";
   Engine e = plan.forward(out == nullptr ? LinearOut() : *out);
   if (out == nullptr || pass == Pass::backward) e.out = assumed_rows(s.T, s.H, s.V, args.q.dtype);
@@ -257,13 +404,79 @@ const char* LinearRows::refuses(Row row, const LinearArgs& args, const LinearOut
   return nullptr;
 }
 
+}  // namespace
+
+const char* LinearRows::refuses(Row row, const LinearArgs& args, const LinearOut* out, Pass pass) {
+  const char* reason = row_reason(row, args, out, pass);
+  if (reason == nullptr && row == Row::chunk && args.q.dtype != Dtype::f32 &&  // as for the recurrence
+      row_reason(Row::general, args, out, pass) == nullptr) {
+    return "cuda.general takes this call in 16 bits";
+  }
+  return reason;
+}
+
+namespace {
+
+// A call that is one of the recurrence without decays: its gradients of grouped heads stay on the tiles.
+RecurrenceArgs as_recurrence(const LinearArgs& args) {
+  RecurrenceArgs r;
+  r.q = args.q;
+  r.k = args.k;
+  r.v = args.v;
+  r.cu_seqlens = args.cu_seqlens;
+  r.initial_state = args.initial_state;
+  r.scale = Maybe(linear_shape(args).scale);
+  return r;
+}
+bool has_groups_on_tiles(Row row, const LinearArgs& args) {
+  const LinearShape s = linear_shape(args);
+  if (row != Row::tile || !args.causal || args.normalize || args.map != FeatureMap::identity || args.key_mask.given()) {
+    return false;
+  }
+  const bool grouped = s.Hq != s.H || s.Hk != s.H || s.Hv != s.H;
+  return grouped && RecurrenceRows::refuses(Row::tile, as_recurrence(args), nullptr, Pass::backward) == nullptr;
+}
+
+}  // namespace
+
 int64_t LinearRows::workspace(Row row, const LinearArgs& args, Pass pass) {
+  if (is_fitted(row, args)) {
+    Arena copies = assumed_arena();
+    const LinearArgs inner = cut_fitted(copies, args, pass).args;
+    return copies.used() + workspace(row, inner, pass);
+  }
   Arena arena;
-  cut(arena, row, {args, linear_shape(args)}, pass);
+  if (row == Row::general) {
+    cut_call(arena, args, pass);
+  } else {
+    cut(arena, row, {args, linear_shape(args)}, pass);
+  }
+  if (pass == Pass::backward && has_groups_on_tiles(row, args)) {
+    const int64_t bytes = RecurrenceRows::workspace(Row::tile, as_recurrence(args), pass);
+    return bytes > arena.used() ? bytes : arena.used();
+  }
   return arena.used();
 }
 
 void LinearRows::forward(Row row, const LinearArgs& args, const LinearOut& out, const Launch& launch) {
+  if (is_fitted(row, args)) {
+    Arena copies(launch.workspace);
+    const LinearFitted fitted = cut_fitted(copies, args, Pass::forward);
+    fit_inputs(launch, fitted, args);
+    LinearOut inner_out = out;
+    const bool is_copied = copies_out(fitted, out);
+    if (is_copied) inner_out.out = fitted.out.out;
+    replace(inner_out.final_state, fitted.out.final_state);
+    replace(inner_out.final_z, fitted.out.final_z);
+    Launch inner = launch;
+    inner.workspace += copies.used();
+    forward(row, fitted.args, inner_out, inner);
+    if (is_copied) fit(launch, out.out, fitted.out.out);
+    if (both(out.final_state, fitted.out.final_state)) fit_state(launch, out.final_state, fitted.out.final_state);
+    if (both(out.final_z, fitted.out.final_z)) fit_vector(launch, out.final_z, fitted.out.final_z);
+    return;
+  }
+  if (row == Row::general) return general_forward(args, out, launch);
   const Plan plan = {args, linear_shape(args)};
   Arena arena(launch.workspace);
   const Scratch scratch = cut(arena, row, plan, Pass::forward);
@@ -278,6 +491,47 @@ void LinearRows::forward(Row row, const LinearArgs& args, const LinearOut& out, 
 
 void LinearRows::backward(Row row, const LinearArgs& args, const LinearOut& out, const LinearGrads& grads,
                           const Launch& launch) {
+  if (row == Row::general) return general_backward(args, out, grads, launch);
+  if (is_fitted(row, args)) {
+    Arena copies(launch.workspace);
+    const LinearFitted fitted = cut_fitted(copies, args, Pass::backward);
+    const LinearGrads& g = fitted.grads;
+    fit_inputs(launch, fitted, args);
+    if (both(grads.dout, g.dout)) fit(launch, g.dout, grads.dout);
+    if (both(grads.dfinal_state, g.dfinal_state)) fit_state(launch, g.dfinal_state, grads.dfinal_state);
+    if (both(grads.dfinal_z, g.dfinal_z)) fit_vector(launch, g.dfinal_z, grads.dfinal_z);
+    LinearGrads inner_grads = grads;
+    replace(inner_grads.dout, g.dout);
+    replace(inner_grads.dfinal_state, g.dfinal_state);
+    replace(inner_grads.dfinal_z, g.dfinal_z);
+    replace(inner_grads.dq, g.dq);
+    replace(inner_grads.dk, g.dk);
+    replace(inner_grads.dv, g.dv);
+    replace(inner_grads.dinitial_state, g.dinitial_state);
+    replace(inner_grads.dinitial_z, g.dinitial_z);
+    Launch inner = launch;
+    inner.workspace += copies.used();
+    backward(row, fitted.args, out, inner_grads, inner);
+    const Map map = map_of(args.map);
+    if (both(grads.dq, g.dq)) fit(launch, grads.dq, g.dq, {.map = map, .source = args.q});
+    if (both(grads.dk, g.dk)) fit(launch, grads.dk, g.dk, {.map = map, .source = args.k, .mask = args.key_mask});
+    if (both(grads.dv, g.dv)) fit(launch, grads.dv, g.dv, {.mask = args.key_mask});
+    if (both(grads.dinitial_state, g.dinitial_state)) fit_state(launch, grads.dinitial_state, g.dinitial_state);
+    if (both(grads.dinitial_z, g.dinitial_z)) fit_vector(launch, grads.dinitial_z, g.dinitial_z);
+    return;
+  }
+  if (!grads.dfinal_z.given() && has_groups_on_tiles(row, args)) {
+    RecurrenceGrads g;
+    g.dout = grads.dout;
+    g.dfinal_state = grads.dfinal_state;
+    g.dq = grads.dq;
+    g.dk = grads.dk;
+    g.dv = grads.dv;
+    g.dinitial_state = grads.dinitial_state;
+    RecurrenceRows::backward(Row::tile, as_recurrence(args), {}, g, launch);
+    const LinearShape s = linear_shape(args);
+    return copy_states(launch, vectors_of(grads.dinitial_z), States(), s.N, s.H, s.K, 1);
+  }
   Plan plan = {args, linear_shape(args)};
   const LinearShape& s = plan.s;
   Arena arena(launch.workspace);

@@ -79,7 +79,7 @@ const Op& metala_mixer_op() {
           .compare("", "q=unit@q a=@k aug=none")
           .impl<ref::metala_mixer_forward, ref::metala_mixer_backward, ref::metala_mixer_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(metala_mixer)
-          .cuda_rows<cuda::MetalaMixerTable, cuda::Row::step, cuda::Row::chunk, cuda::Row::channel>();
+          .cuda_rows<cuda::MetalaMixerTable, cuda::Row::step, cuda::Row::general, cuda::Row::chunk, cuda::Row::channel>();
   return op;
 }
 
@@ -138,7 +138,7 @@ const Op& metala_core_op() {
           .compare("", "q=unit@q g=logsigmoid@k")
           .impl<ref::metala_core_forward, ref::metala_core_backward, ref::metala_core_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(metala_core)
-          .cuda_rows<cuda::MetalaCoreTable, cuda::Row::step, cuda::Row::chunk, cuda::Row::channel>();
+          .cuda_rows<cuda::MetalaCoreTable, cuda::Row::step, cuda::Row::general, cuda::Row::chunk, cuda::Row::channel>();
   return op;
 }
 // clang-format on

@@ -3,6 +3,7 @@
 #include "core/op.h"
 #include "declare.h"
 #include "mechanisms/recurrence/cuda/dispatch.h"
+#include "mechanisms/recurrence/cuda/every_gpu.h"
 
 namespace linnet {
 namespace {
@@ -65,7 +66,7 @@ void declare_rows(Builder& op, const RecurrenceMember& member) {
   using cuda::Row;
   const bool channels = member.decay == Decay::channel || member.decay == Decay::either;
   const bool heads = member.decay != Decay::channel, plain = !member.beta || general(member);
-  op.template cuda_row<Rows, Row::step>().template cuda_row<Rows, Row::chunk>();
+  op.template cuda_row<Rows, Row::step>().template cuda_row<Rows, Row::general>().template cuda_row<Rows, Row::chunk>();
   if (plain && heads) op.template cuda_row<Rows, Row::tile>();
   if (plain && channels) op.template cuda_row<Rows, Row::channel>();
   if (member.beta && channels) op.template cuda_row<Rows, Row::kda>();
@@ -161,7 +162,7 @@ Op declare_recurrence(const RecurrenceMember& member) {
     op.compare(member.decay == Decay::either ? "per channel" : "", words);
     if (member.decay == Decay::either) op.compare("per head", words + " other=g");
   }
-  return op;
+  return cuda::on_every_gpu(op);
 }
 
 Op declare_recurrence_decode(const RecurrenceMember& member) {

@@ -5,6 +5,7 @@
 #include "mechanisms/recurrence/cuda/channel/launch.h"
 #include "mechanisms/recurrence/cuda/chunk/gradients.h"
 #include "mechanisms/recurrence/cuda/chunk/launch.h"
+#include "mechanisms/recurrence/cuda/fitted.h"
 #include "mechanisms/recurrence/cuda/plain/plain.h"
 #include "mechanisms/recurrence/cuda/tile/gradients.h"
 #include "mechanisms/recurrence/cuda/tile/launch.h"
@@ -90,6 +91,7 @@ const char* gradients_refuse(Row row, const Engine& e) {
       }
       if (const char* reason = walks_refuse(e)) return reason;
       return has_chunks(e) ? nullptr : "its walks run on the chunks of 1 to 128 channels, and not where the matrix units do";
+    case Row::general: return general_refuses(e, true);
     case Row::tile: return tiles_refuse_walks(e);
     case Row::channel:
       return e.scale == 0 ? "its gradients are in units of the scale, which is 0" : channel_gradients_refuse(e);
@@ -101,7 +103,7 @@ const char* gradients_refuse(Row row, const Engine& e) {
 }
 
 // How a row has the gradients of a call.
-enum class Way { walks, delta, chunks, channels, kda, plain };
+enum class Way { walks, delta, chunks, channels, kda, general, plain };
 Way way_of(Row row, const Engine& e) {
   switch (row) {
     case Row::delta: return Way::delta;
@@ -109,6 +111,7 @@ Way way_of(Row row, const Engine& e) {
     case Row::channel: return Way::channels;
     case Row::chunk: return e.beta.data != nullptr ? Way::chunks : Way::walks;
     case Row::tile: return Way::walks;
+    case Row::general: return Way::general;
     case Row::step:
     case Row::decode: break;
   }
@@ -191,10 +194,17 @@ void delta_backward(const RecurrenceArgs& args, const RecurrenceGrads& grads, co
   add(grads.dv, call.dv, s.Hv, s.V);
 }
 
-}  // namespace
-
-const char* RecurrenceRows::refuses(Row row, const RecurrenceArgs& args, const RecurrenceOut* out, Pass pass) {
+const char* row_reason(Row row, const RecurrenceArgs& args, const RecurrenceOut* out, Pass pass) {
   if (const char* reason = cuda::refuses(args)) return reason;
+  if (is_fitted(row, args)) {
+    Arena arena = assumed_arena();
+    const Fitted fitted = cut_fitted(arena, row, args, pass);
+    RecurrenceOut inner;
+    if (out != nullptr) inner = *out;
+    if (pass == Pass::forward && fitted.copies_out(inner)) inner.out = fitted.out;
+    return is_fitted(row, fitted.args) ? "its tensors lie elsewhere"
+                                       : row_reason(row, fitted.args, out == nullptr ? nullptr : &inner, pass);
+  }
   Engine e = forward_engine(args);
   if (e.H == 0) return nullptr;  // every result is empty
   if (pass == Pass::backward) return gradients_refuse(row, e);
@@ -204,7 +214,24 @@ const char* RecurrenceRows::refuses(Row row, const RecurrenceArgs& args, const R
   return row_refuses(row, e);
 }
 
+}  // namespace
+
+const char* RecurrenceRows::refuses(Row row, const RecurrenceArgs& args, const RecurrenceOut* out, Pass pass) {
+  const char* reason = row_reason(row, args, out, pass);
+  // The multiply-add units are as fast in f32 as three planes, and as two where decays are of channels; else planes are faster.
+  const bool planes = args.q.dtype != Dtype::f32 && !(pass == Pass::forward && args.g.given() && args.g.rank == 4);
+  if (reason == nullptr && row == Row::chunk && planes && row_reason(Row::general, args, out, pass) == nullptr) {
+    return "cuda.general takes this call in 16 bits";
+  }
+  return reason;
+}
+
 int64_t RecurrenceRows::workspace(Row row, const RecurrenceArgs& args, Pass pass) {
+  if (is_fitted(row, args)) {
+    Arena copies = assumed_arena();
+    const RecurrenceArgs inner = cut_fitted(copies, row, args, pass).args;
+    return copies.used() + workspace(row, inner, pass);
+  }
   const Engine e = forward_engine(args);
   Arena arena;
   if (pass == Pass::forward) {
@@ -216,6 +243,7 @@ int64_t RecurrenceRows::workspace(Row row, const RecurrenceArgs& args, Pass pass
       case Way::chunks: cut_call(arena, args, true); break;
       case Way::channels: cut_channel_gradients(arena, e); break;
       case Way::kda: cut_kda_gradients(arena, e); break;
+      case Way::general: cut_general(arena, e, true); break;
       case Way::plain: cut_plain(arena, e); break;
     }
   }
@@ -223,6 +251,14 @@ int64_t RecurrenceRows::workspace(Row row, const RecurrenceArgs& args, Pass pass
 }
 
 void RecurrenceRows::forward(Row row, const RecurrenceArgs& args, const RecurrenceOut& out, const Launch& launch) {
+  if (is_fitted(row, args)) {
+    Arena copies(launch.workspace);
+    const Fitted fitted = cut_fitted(copies, row, args, Pass::forward);
+    Launch inner = launch;
+    inner.workspace += copies.used();
+    forward(row, fitted.args, fitted.begin(launch, args, out), inner);
+    return fitted.end(launch, out);
+  }
   Engine e = forward_engine(args);
   if (e.H == 0) return;  // every result is empty
   e.out = rows_of(out.out, e.H);
@@ -232,8 +268,16 @@ void RecurrenceRows::forward(Row row, const RecurrenceArgs& args, const Recurren
   run_engine(launch, row, e, cut_engine(arena, row, e));
 }
 
-void RecurrenceRows::backward(Row row, const RecurrenceArgs& args, const RecurrenceOut&, const RecurrenceGrads& grads,
+void RecurrenceRows::backward(Row row, const RecurrenceArgs& args, const RecurrenceOut& out, const RecurrenceGrads& grads,
                               const Launch& launch) {
+  if (is_fitted(row, args)) {
+    Arena copies(launch.workspace);
+    const Fitted fitted = cut_fitted(copies, row, args, Pass::backward);
+    Launch inner = launch;
+    inner.workspace += copies.used();
+    backward(row, fitted.args, out, fitted.begin(launch, args, grads), inner);
+    return fitted.end(launch, args, grads);
+  }
   Engine base = forward_engine(args);
   if (base.H == 0) return;  // every gradient is empty
   const States initial = states_of(args.initial_state), dfinal = states_of(grads.dfinal_state);
@@ -251,6 +295,21 @@ void RecurrenceRows::backward(Row row, const RecurrenceArgs& args, const Recurre
       const KdaGradients g = {base,    dout,   grads.dq, grads.dk, grads.dv, grads.dg, scalars_of(grads.dbeta),
                               initial, dfinal, dinitial};
       return run_kda_gradients(launch, g, cut_kda_gradients(arena, base));
+    }
+    case Way::general: {
+      GeneralGradients g;
+      g.base = base;
+      g.base.initial = initial;
+      g.dout = dout;
+      g.dq = grads.dq;
+      g.dk = grads.dk;
+      g.dv = grads.dv;
+      g.dg = scalars_of(grads.dg);
+      g.dbeta = scalars_of(grads.dbeta);
+      g.dg_head = grads.dg_head;
+      g.dfinal = dfinal;
+      g.dinitial = dinitial;
+      return run_general_gradients(launch, g, cut_general(arena, base, true));
     }
     case Way::plain: {
       const PlainGradients g = {

@@ -8,6 +8,7 @@ namespace linnet::cuda {
 namespace {
 
 constexpr const char* kStepImage = "recurrence/cuda/step";
+constexpr const char* kSumsImage = "recurrence/cuda/sums";
 constexpr int64_t kMaxBlocks = 4096;  // of the kernels that walk over elements
 
 int64_t blocks_for(int64_t elements) {
@@ -72,14 +73,14 @@ States dense_states(float* data, int64_t H, int64_t rows, int64_t columns) {
 }
 
 void sum_keys(const Launch& launch, const Engine& e) {
-  enqueue(launch, {kStepImage, "sum_keys", 256}, {e.N * e.H, (e.K + 31) / 32}, e);
+  enqueue(launch, {kSumsImage, "sum_keys", 256}, {e.N * e.H, (e.K + 31) / 32}, e);
 }
 
 void sum_groups(const Launch& launch, const Rows& out, const Rows& part, int64_t B, int64_t T, int64_t heads, int64_t group,
                 int64_t width) {
   const int counts[4] = {static_cast<int>(part.dtype), static_cast<int>(heads), static_cast<int>(group),
                          static_cast<int>(width)};
-  enqueue(launch, {kStepImage, "sum_groups", 256}, {blocks_for(B * T * heads * width)}, out, part.data, counts[0], B, T,
+  enqueue(launch, {kSumsImage, "sum_groups", 256}, {blocks_for(B * T * heads * width)}, out, part.data, counts[0], B, T,
           counts[1], counts[2], counts[3]);
 }
 
@@ -87,7 +88,7 @@ void copy_states(const Launch& launch, const States& to, const States& from, int
                  int64_t columns) {
   if (to.data == nullptr) return;
   const int counts[3] = {static_cast<int>(H), static_cast<int>(rows), static_cast<int>(columns)};
-  enqueue(launch, {kStepImage, "copy_states", 256}, {blocks_for(N * H * rows * columns)}, to, from, N, counts[0], counts[1],
+  enqueue(launch, {kSumsImage, "copy_states", 256}, {blocks_for(N * H * rows * columns)}, to, from, N, counts[0], counts[1],
           counts[2]);
 }
 

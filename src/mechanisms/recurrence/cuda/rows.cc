@@ -20,6 +20,7 @@ const char* row_refuses(Row row, const Engine& e) {
   }
   switch (row) {
     case Row::chunk: return chunk_refuses(e);
+    case Row::general: return general_refuses(e, false);
     case Row::tile: return tile_refuses(e);
     case Row::channel: return channel_refuses(e);
     case Row::kda: return kda_refuses(e);
@@ -35,6 +36,7 @@ EngineScratch cut_engine(Arena& arena, Row row, const Engine& e) {
   switch (row) {
     case Row::step:
     case Row::decode: break;
+    case Row::general: scratch.general = cut_general(arena, e, false); break;
     case Row::chunk: scratch.chunks = cut_chunks(arena, e); break;
     case Row::tile:
     case Row::channel: scratch.segments = cut_segments(arena, e); break;
@@ -49,6 +51,7 @@ void run_engine(const Launch& launch, Row row, const Engine& e, const EngineScra
   switch (row) {
     case Row::step: return run_steps(launch, e);
     case Row::chunk: return run_chunks(launch, e, scratch.chunks);
+    case Row::general: return run_general(launch, e, scratch.general);
     case Row::tile: return run_tile(launch, e, scratch.segments);
     case Row::channel: return run_channels(launch, e, scratch.segments);
     case Row::kda: return run_kda(launch, e, scratch.kda);

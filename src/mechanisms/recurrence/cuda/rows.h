@@ -3,6 +3,7 @@
 //
 //   step      any engine, token by token (step.cu); gradients token by token (plain/) or as walks
 //   chunk     chunks on the multiply-add units: f32, other widths (chunk/)
+//   general   any engine that runs forwards, chunks on mma.sync: every GPU since Ampere (general/); with gradients of its own
 //   tile      no decay or one per head, 16 bits, matrix units (tile/)
 //   channel   a decay per channel, bf16, matrix units (channel/)
 //   kda       the delta rule with a decay per channel, bf16, matrix units (kda/)
@@ -14,20 +15,25 @@
 #pragma once
 
 #include "mechanisms/recurrence/cuda/delta/launch.h"
+#include "mechanisms/recurrence/cuda/general/launch.h"
 #include "mechanisms/recurrence/cuda/kda/launch.h"
 #include "mechanisms/recurrence/cuda/launch.h"
 
 namespace linnet::cuda {
 
-enum class Row : int32_t { step, chunk, tile, channel, kda, delta, decode };
+enum class Row : int32_t { step, chunk, general, tile, channel, kda, delta, decode };
+// Those on which engines inside a backward run.
 inline constexpr Row kRows[] = {Row::step, Row::chunk, Row::tile, Row::channel, Row::kda, Row::delta, Row::decode};
 
 // Whether weights or states are rounded to the call's type for a matrix unit (core/tolerance.h).
-constexpr bool row_rounds(Row row) { return row == Row::tile || row == Row::channel || row == Row::kda || row == Row::delta; }
+constexpr bool row_rounds(Row row) {
+  return row == Row::general || row == Row::tile || row == Row::channel || row == Row::kda || row == Row::delta;
+}
 constexpr const char* row_name(Row row) {
   switch (row) {
     case Row::step: return "step";
     case Row::chunk: return "chunk";
+    case Row::general: return "general";
     case Row::tile: return "tile";
     case Row::channel: return "channel";
     case Row::kda: return "kda";
@@ -46,6 +52,7 @@ const char* row_refuses(Row row, const Engine& engine);
 struct EngineScratch {
   float* segments = nullptr;  // tile, channel: cut_segments
   float* chunks = nullptr;    // chunk: cut_chunks
+  GeneralScratch general;
   DeltaScratch delta;
   KdaScratch kda;
 };
