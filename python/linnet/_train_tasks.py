@@ -3,9 +3,9 @@
     task = Task("mqar", {"length": "64,128", "pairs": "4,8"}, {}, examples=20000, eval_examples=1000, seed=0)
     inputs, targets, _ = task.split("train", batch=64).step(0)
 
-A comma in an option makes a mixture: one part for each value, batches from one part each. How a model answers is one of four
+A comma in an option makes a mixture: one part for each value, batches from one part each. How a model answers is one of five
 kinds: tokens (a class at every labelled position), classes (one for the sequence), compress (all tokens from the last hidden
-state) and series (real numbers in and out).
+state), series (real numbers in and out) and regression (the last number of a prompt of vectors).
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ IGNORED = -100
 class Kind:
     """A task of linnet.tasks as something to train: which tensors are read, how large the vocabulary is, and its protocols."""
 
-    answer: str = "tokens"  # tokens, classes, compress, series
+    answer: str = "tokens"  # tokens, classes, compress, series, regression
     inputs: str = "inputs"
     targets: str = "targets"
     probe: str = ""  # the targets of evaluation where they differ
@@ -78,12 +78,29 @@ KINDS = {
     ),
     "documents": Kind(answer="classes", targets="label", vocab=256, classes=2, small={"length": 256, "examples": 4000, "mlp": "glu"},
                       full={"length": 1000, "examples": 20000, "layers": 4, "width": 256, "heads": 4, "mlp": "plain", "steps": 20000}),
+    "icl": Kind(answer="regression", small={"mlp": "none", "batch": 64, "steps": 500}, full={"mlp": "none", "layers": 1, "batch": 256, "steps": 20000}),
     "forecast": Kind(answer="series", small={"mlp": "glu", "batch": 32, "steps": 300, "lr": 1e-3}, full={"mlp": "glu", "batch": 32, "epochs": 10, "lr": 1e-3}),
 }  # fmt: skip
 
 
+# In-context linear regression is drawn here: real numbers, which the papers leave to the framework's generator.
+ICL_OPTIONS = [{"name": "dims", "default": "5"}, {"name": "prompts", "default": "20"}, {"name": "noise", "default": "0"}]
+
+
+def draw_icl(generator, examples, dims, prompts, noise):
+    """Prompts (x_1, y_1) .. (x_n, y_n), (x, 0) with y = w.x + noise: x, w normal, w another one for each prompt. [N, n + 1, d + 1], [N, 1]."""
+    w = torch.randn(examples, dims, 1, generator=generator)
+    x = torch.randn(examples, prompts + 1, dims, generator=generator)
+    y = x @ w + noise * torch.randn(examples, prompts + 1, 1, generator=generator)
+    inputs = torch.cat([x, y], -1)
+    inputs[:, -1, -1] = 0
+    return inputs, y[:, -1]
+
+
 def declared_options(name):
     """The options that a user may set: not those that the loop itself decides."""
+    if name == "icl":
+        return {option["name"]: option for option in ICL_OPTIONS}
     own = {"split", "examples", "independent", "cut", "text", "seed"}
     return {option["name"]: option for option in tasks.DECLARATIONS[name]["options"] if option["name"] not in own}
 
@@ -149,12 +166,12 @@ class Task:
         self.name, self.kind, self.seed = name, KINDS[name], seed
         self.options, self.eval_options = options, eval_options
         self.examples, self.eval_examples = str(examples), str(eval_examples)
-        self.drawn = any(option["name"] == "examples" for option in tasks.DECLARATIONS[name]["options"])
+        self.drawn = any(option["name"] == "examples" for option in tasks.DECLARATIONS.get(name, {"options": []})["options"])
         self.parts = {}
 
     @property
     def vocab(self):
-        if self.kind.vocab or self.kind.answer == "series":
+        if self.kind.vocab or self.kind.answer in ("series", "regression"):
             return self.kind.vocab
         default = next(option["default"] for option in tasks.DECLARATIONS[self.name]["options"] if option["name"] == "vocab")
         return max(int(text) for text in str(self.options.get("vocab", default)).split(","))
@@ -162,7 +179,7 @@ class Task:
     @property
     def measures(self):
         """Names of the sums that the model returns behind the loss, and which of them is the score: the larger the better."""
-        if self.kind.answer == "series":
+        if self.kind.answer in ("series", "regression"):
             return ["mse", "mae"], "mse", -1
         if self.name == "text":
             return ["bits_per_byte", "accuracy"], "bits_per_byte", -1
@@ -196,6 +213,8 @@ class Task:
             # Channels are series of their own that share the model: [windows, L, C] -> [windows C, L].
             inputs, targets = (x.transpose(1, 2).flatten(0, 1).float() for x in (made.inputs, made.targets))
             return Part(label, *self._some(split, examples, inputs, targets))
+        if self.name == "icl":
+            return Part(label, *self._icl(split, options, examples))
         if self.name == "images":
             return self._images(split, options, examples, label)
         # One running stream for each split. With independent streams example j of validation (seed + 1 + j) would be example
@@ -208,6 +227,19 @@ class Task:
         if not self.drawn:
             inputs, targets = self._some(split, examples, inputs, targets)
         return Part(label, inputs, targets, extra)
+
+    def _icl(self, split, options, examples):
+        values = {}
+        for option in ICL_OPTIONS:
+            text, kind = str(options.get(option["name"], option["default"])), float if option["name"] == "noise" else int
+            try:
+                values[option["name"]] = kind(text)
+            except ValueError:
+                raise ValueError(f"icl: {option['name']} is {text!r}, expected a number") from None
+            if not (0 if kind is float else 1) <= values[option["name"]] <= 10000:
+                raise ValueError(f"icl: {option['name']} is {text}, expected {0 if kind is float else 1} to 10000")
+        chance = torch.Generator().manual_seed(3 * self.seed + ("train", "valid", "test").index(split))
+        return draw_icl(chance, examples, **values)
 
     def _some(self, split, examples, *tensors):
         """Of a file all windows are for training; of the others as many as asked for, evenly taken."""
@@ -234,7 +266,7 @@ class Task:
 class Answer(nn.Module):
     """A model with the head and the loss of a task. forward gives sums over the examples: the loss, then the task's measures."""
 
-    def __init__(self, task, body, width, horizon=0):
+    def __init__(self, task, body, width, horizon=0, channels=1):
         super().__init__()
         self.kind, self.is_regbench = task.kind, task.name == "regbench"
         self.model = body
@@ -246,6 +278,9 @@ class Answer(nn.Module):
                 self.head = nn.Linear(width, horizon)
                 nn.init.zeros_(self.head.weight)  # begins as repeating the last value
                 nn.init.zeros_(self.head.bias)
+            case "regression":
+                self.value = nn.Linear(channels, width)
+                self.head = nn.Linear(width, 1)
             case "compress":  # MAD's decoder: the last hidden state, with a sinusoid for each position
                 steps = [(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(2)]
                 self.decoder = nn.Sequential(*steps[0], *steps[1], nn.LayerNorm(width), nn.Linear(width, task.vocab))
@@ -283,13 +318,19 @@ class Answer(nn.Module):
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return loss, _sums(loss, logits.argmax(-1) == targets)
 
-    def _series(self, inputs, targets, extra):
-        level = inputs[:, -1:]  # NLinear's idea: what is learned is the change
-        hidden = self.value((inputs - level)[..., None])
+    def _from_numbers(self, hidden):
         for block in self.model.layers:
             hidden = block(hidden)
-        hidden = self.model.norm(hidden)
-        error = (self.head(hidden[:, -1]).float() + level) - targets
+        return self.head(self.model.norm(hidden)[:, -1]).float()
+
+    def _regression(self, inputs, targets, extra):
+        error = self._from_numbers(self.value(inputs)) - targets
+        loss = error.square().sum()
+        return loss, _sums(loss, error.abs())
+
+    def _series(self, inputs, targets, extra):
+        level = inputs[:, -1:]  # NLinear's idea: what is learned is the change
+        error = (self._from_numbers(self.value((inputs - level)[..., None])) + level) - targets
         loss = error.square().sum()
         return loss, _sums(loss, error.abs())
 

@@ -238,7 +238,8 @@ class Run:
         self.length = max(part.inputs.shape[1] for part in self.train)
         self.state_bytes = state_bytes(model, self.length)
         horizon = self.train[0].targets.shape[1] if self.task.kind.answer == "series" else 0
-        self.net = self.plain = Answer(self.task, model, s.width, horizon).to(self.device)
+        channels = self.train[0].inputs.shape[-1]
+        self.net = self.plain = Answer(self.task, model, s.width, horizon, channels).to(self.device)
         self.parameters = sum(parameter.numel() for parameter in self.net.parameters())
         if self.world > 1:
             self.distribute()

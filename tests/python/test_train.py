@@ -57,6 +57,7 @@ TASKS = {
     "images": "path={images}",
     "text": "path={text} length=16",
     "documents": "first={text} second={images} length=16",
+    "icl": "dims=3 prompts=6",
     "forecast": "rows=300 channels=2 lookback=20 horizon=5",
 }
 
@@ -80,6 +81,14 @@ def test_splits_have_no_sequence_in_common():
     task = Task("mqar", {"length": 16, "vocab": 64, "pairs": 2}, {}, examples=500, eval_examples=500, seed=3)
     rows = [{tuple(row) for row in task.split(split)[0].inputs.tolist()} for split in ("train", "valid", "test")]
     assert not rows[0] & rows[1] and not rows[0] & rows[2] and not rows[1] & rows[2]
+
+
+def test_in_context_regression_is_learned(tmp_path):
+    """One layer reads the prompt: far below the variance of y, which is dims."""
+    words = ["icl", "--layer", "linear_attention", "--out", str(tmp_path / "run"), "--set", "dims=2", "prompts=16", "width=32", "layers=2", "heads=1",
+             "steps=200", "eval_examples=200", "lr=1e-2", "warmup=10", "eval_every=100", "mlp=glu"]  # fmt: skip
+    assert train.main(words) == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["test"]["mse"] < 1.0
 
 
 def test_it_learns(tmp_path):
@@ -159,6 +168,7 @@ def test_a_checkpoint_is_a_model(tmp_path):
         (["mqar", "--set", "length=64,128", "pairs=2,3,4"], "length has 2 values, but the mixture has 3 parts"),
         (["mqar", "--set", "layer.hedas=2"], "has no option 'hedas'; did you mean 'heads'?"),
         (["mqar", "--layer", "softmax_attention", "--set", "width=10", "heads=3"], "heads"),
+        (["icl", "--set", "dims=0"], "icl: dims is 0, expected 1 to 10000"),
         (["mqar", "--set", "examples=4"], "batch is 64, but the task has 4 training sequences"),
         (["mqar", "--set", "accumulate=3", "examples=100"], "batch is 64, expected a multiple of 3"),
         (["text", "--set", "path=/nonexistent"], "/nonexistent"),
