@@ -462,8 +462,8 @@ class Declare {
 
   // One of several ways to run on the GPU, best declared last: row `row` of the table `Rows`, whose static functions take the
   // row first: refuses(row, args, out or null, pass), workspace(row, args, pass), forward(row, args, out, launch) and, where
-  // there are gradients, backward(row, args, out, grads, launch). row_name(row) is the name behind "cuda.", row_rounds(row) tells
-  // whether it rounds intermediates (tolerance.h), slow_from(row) Impl's.
+  // there are gradients, backward(row, args, out, grads, launch). row_name(row) is the name behind "cuda.", row_rounds(row)
+  // tells whether it rounds intermediates (tolerance.h), slow_from(row) Impl's.
   template <class Rows, auto row>
   Declare& cuda_row() {
     Impl impl{.name = std::string("cuda.") + row_name(row), .device = Device::cuda, .missing = cuda_available};

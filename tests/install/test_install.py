@@ -66,6 +66,14 @@ def test_one_operator_links_alone(prefix, tmp_path):
     assert images <= {"recurrence", "shared"}, images
 
 
+def test_every_group_of_images_is_named():
+    """Images come into a static program through the source that launches them (LINNET_USES_IMAGES of src/core/cuda.h)."""
+    source = pathlib.Path(__file__).resolve().parents[2] / "src"
+    groups = {path.relative_to(source).as_posix().removeprefix("mechanisms/").split("/")[0] for path in source.rglob("*.cu")}
+    named = {name for path in source.rglob("*.cc") for name in re.findall(r"^LINNET_USES_IMAGES\((\w+)\)", path.read_text(), re.M)}
+    assert groups == named
+
+
 def test_prefix_is_complete(prefix, tmp_path):
     version = re.search(r'LINNET_VERSION "(.*)"', (prefix / "include/linnet/core/version.h").read_text()).group(1)
     program = "#include <linnet_c.h>\n#include <stdio.h>\n#include <string.h>\nint main(void) {\n  char text[32];\n"

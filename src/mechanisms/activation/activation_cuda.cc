@@ -5,6 +5,8 @@
 #include "core/heads.h"
 #include "mechanisms/shared/pieces.h"
 
+LINNET_USES_IMAGES(activation)
+
 namespace linnet::cuda {
 namespace {
 

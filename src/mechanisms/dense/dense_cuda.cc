@@ -4,6 +4,8 @@
 #include "dense_blas.h"
 #include "mechanisms/shared/pieces.h"
 
+LINNET_USES_IMAGES(dense)
+
 namespace linnet::cuda {
 namespace {
 

@@ -2,6 +2,8 @@
 #include "embedding.h"
 #include "mechanisms/shared/pieces.h"
 
+LINNET_USES_IMAGES(embedding)
+
 namespace linnet::cuda {
 
 const char* embedding_refuses(const EmbeddingArgs& args, Pass) { return refuses_f64(args.table.dtype); }

@@ -123,7 +123,10 @@ struct Unit {
     for (int64_t t = 0; t < s.T; ++t) {
       if (!present(t)) continue;
       values(t);
-      for (int64_t c = 0; c < s.ldv; c += X::W) X::store(m.shift + c, max(at(m.beta + c) * at(m.vc + c), at(m.shift + c)));
+      for (int64_t c = 0; c < s.ldv; c += X::W) {  // an infinite value leaves the others their shift
+        const Vector e = at(m.beta + c) * at(m.vc + c), before = at(m.shift + c);
+        X::store(m.shift + c, select(lt(e, all(kInfinity<double>)), max(e, before), before));
+      }
     }
     for (int64_t j = 0; j < s.ldv; ++j) m.shift[j] = m.shift[j] == -kInfinity<double> ? 0 : m.shift[j];
   }

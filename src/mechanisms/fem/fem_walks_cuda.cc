@@ -5,6 +5,8 @@
 #include "mechanisms/shared/pieces.h"
 #include "mechanisms/shared/product.h"
 
+LINNET_USES_IMAGES(fem)
+
 namespace linnet::cuda {
 namespace {
 

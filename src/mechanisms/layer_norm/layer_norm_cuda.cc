@@ -5,6 +5,8 @@
 #include "layer_norm.h"
 #include "mechanisms/shared/pieces.h"
 
+LINNET_USES_IMAGES(layer_norm)
+
 namespace linnet::cuda {
 namespace {
 

@@ -4,6 +4,8 @@
 #include "core/sequence.h"
 #include "mechanisms/shared/pieces.h"
 
+LINNET_USES_IMAGES(mamba)
+
 namespace linnet::cuda {
 namespace {
 

@@ -3,6 +3,8 @@
 
 #include "mechanisms/shared/pieces.h"
 
+LINNET_USES_IMAGES(rotary)
+
 namespace linnet::cuda {
 namespace {
 

@@ -3,6 +3,8 @@
 #include "mechanisms/shared/pieces.h"
 #include "mechanisms/shared/product.h"
 
+LINNET_USES_IMAGES(shared)
+
 namespace linnet::cuda {
 namespace {
 

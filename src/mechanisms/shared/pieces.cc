@@ -1,5 +1,7 @@
 #include "mechanisms/shared/pieces.h"
 
+LINNET_USES_IMAGES(shared)
+
 namespace linnet::cuda {
 
 void sum_parts(const Launch& launch, const float* parts, int64_t count, const View& out) {

@@ -2,6 +2,8 @@
 
 #include "mechanisms/shared/pieces.h"
 
+LINNET_USES_IMAGES(shared)
+
 namespace linnet::cuda {
 
 void run_product(const Launch& launch, const Product& p) {

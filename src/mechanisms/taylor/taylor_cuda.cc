@@ -5,6 +5,8 @@
 #include "mechanisms/shared/pieces.h"
 #include "mechanisms/shared/product.h"
 
+LINNET_USES_IMAGES(taylor)
+
 namespace linnet::cuda {
 namespace {
 

@@ -4,6 +4,8 @@
 #include "mechanisms/shared/mapped_cuda.h"
 #include "mechanisms/shared/pieces.h"
 
+LINNET_USES_IMAGES(zeros)
+
 namespace linnet::cuda {
 namespace {
 
