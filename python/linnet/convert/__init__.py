@@ -73,7 +73,7 @@ def convert(model, text, *, budget=0.25, length=8192, plan=None, mechanisms=None
     if not 0 < budget <= 1:
         raise ValueError(f"budget is {budget}, expected more than 0 and at most 1")
     settings = Settings(**settings)
-    model.eval().float()
+    torch.nn.Module.float(model.eval())
     ids = _tokens(model, text, tokenizer)
     sites = attention.find(model)
     end = model.config.eos_token_id if isinstance(getattr(model.config, "eos_token_id", None), int) else None

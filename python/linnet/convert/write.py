@@ -86,6 +86,7 @@ def save(model, sites, path, source=None, facts=None):
     temporary.mkdir()
     try:
         save_file({name: y.contiguous() for name, y in tensors.items()}, temporary / "model.safetensors", metadata={"format": "pt"})
+        (temporary / "model.safetensors").chmod(0o644)
         if source and (source / "config.json").exists():
             config = json.loads((source / "config.json").read_text())
             for name in COPIED:
@@ -128,7 +129,12 @@ def load_model(path, dtype=torch.float32):
     path = pathlib.Path(path)
     try:
         if path.suffix == ".gguf":
-            return transformers.AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype).eval()
+            model = transformers.AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype)
+            for owner, name in ((model, "hf_quantizer"), (model, "is_quantized"), (model, "quantization_method"),
+                                (model.config, "quantization_config")):  # fmt: skip
+                if name in owner.__dict__:  # its weights are dense by now, and may be trained and written
+                    delattr(owner, name)
+            return model.eval()
         config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
         return model_class(config).from_pretrained(str(path), dtype=dtype, local_files_only=True, use_safetensors=True).eval()
     except (OSError, ValueError, KeyError) as problem:
