@@ -122,6 +122,29 @@ def test_monarch_in_clusters():
         assert torch.equal(new[known], out[known]) and new[1, 9::64, 3].isnan().all()
 
 
+# What models are made of besides attention: a name, the call on three tensors [2, 200, 4, 64], whether it has gradients.
+ELEMENTARY = [
+    ("rms_norm", lambda x, y, z: linnet.rms_norm(x, weight=y[0, 0, 0]), True),
+    ("layer_norm", lambda x, y, z: linnet.layer_norm(x, weight=y[0, 0, 0], bias=z[0, 0, 0]), True),
+    ("rotary", lambda x, y, z: linnet.rotary(x, offset=1000), True),
+    ("activation", lambda x, y, z: linnet.activation(x, act="gelu"), True),
+    ("glu", lambda x, y, z: linnet.glu(x, y), True),
+    ("add", lambda x, y, z: linnet.add(x, y, scale=0.5), True),
+    ("dense", lambda x, y, z: linnet.dense(x[:, :, 0], y[0, :40, 0], bias=z[0, :40, 0, 0]), False),
+    ("dense, one token", lambda x, y, z: linnet.dense(x[:, :1, 0], y[0, :40, 0]), False),
+]
+
+
+def test_elementary():
+    for dtype, forward, backward in ((torch.float32, 1e-6, 1e-5), (torch.bfloat16, 2.5e-3, 8e-3), (torch.float16, 3e-4, 1.5e-3)):
+        for _, function, differentiable in ELEMENTARY:
+            tensors = inputs(dtype, grad=differentiable)
+            close(function(*tensors).detach(), reference(function, tensors), forward)
+            for got, want in gradients(function, tensors) if differentiable else ():
+                if want is not None:
+                    close(got, want, backward)
+
+
 def gradients(function, tensors, seed=2):
     """Gradients of the tensors on the GPU and in double on the CPU, the same one coming in."""
     out = function(*tensors)

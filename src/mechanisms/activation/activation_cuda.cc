@@ -23,7 +23,18 @@ void run_elements(const Launch& launch, Elements e) {
   for (const View* view : views) e.dense = e.dense && (!view->given() || view->size[2] == like.size[2]);
   e.per_row = static_cast<int32_t>(divide_up(e.D, vector));
   e.pieces = like.size[0] * e.T * e.H * e.per_row;
-  enqueue(launch, {"activation/activation_cuda", LINNET_BY_TYPE(elements, like.dtype), 256}, {divide_up(e.pieces, 256)}, e);
+  const auto name = [&] {
+    switch (e.op) {
+      case Elementwise::activation: return LINNET_BY_TYPE(activation, like.dtype);
+      case Elementwise::activation_back: return LINNET_BY_TYPE(activation_back, like.dtype);
+      case Elementwise::glu: return LINNET_BY_TYPE(glu, like.dtype);
+      case Elementwise::glu_back: return LINNET_BY_TYPE(glu_back, like.dtype);
+      case Elementwise::add: return LINNET_BY_TYPE(add, like.dtype);
+      case Elementwise::add_back: break;
+    }
+    return LINNET_BY_TYPE(add_back, like.dtype);
+  };
+  enqueue(launch, {"activation/activation_cuda", name(), 256}, {divide_up(e.pieces, 512)}, e);
 }
 
 const char* refuses_shapes(const View& x, const View& y, Pass pass) {

@@ -12,8 +12,7 @@ __device__ __forceinline__ float softplus(float x) { return relu(x) + log1pf(exp
 __device__ __forceinline__ float max_lanes(float x) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const float y = __shfl_xor_sync(0xffffffff, x, step);
-    x = y > x || y != y ? y : x;
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
   }
   return x;
 }
@@ -62,22 +61,26 @@ struct Row {
     }
     __syncwarp();
   }
+  // The largest exponent that is finite: what is not makes its own row so, and no other.
   __device__ float row_top() {
     float high = -INFINITY;
     if (r.s.map == FeaturesMap::exp || r.s.map == FeaturesMap::efficient) {
       for (int c = lane; c < K; c += 32) {
         const float e = static_cast<float>(r.s.temperature) * x[c];
-        high = e > high || e != e ? e : high;
+        if (isfinite(e)) high = fmaxf(high, e);
       }
     } else {
       for (int m = lane; m < r.s.M; m += 32) {
         const float p = static_cast<float>(projected(m)), e = r.s.map == FeaturesMap::favor_hyp ? fabsf(p) : p;
-        high = e > high || e != e ? e : high;
+        if (isfinite(e)) high = fmaxf(high, e);
       }
     }
     return max_lanes(high);
   }
-  __device__ void find_top() { top = r.key ? r.tops[b * r.s.H + h] : row_top(); }
+  __device__ void find_top() {
+    top = r.key ? r.tops[b * r.s.H + h] : row_top();
+    top = top == -INFINITY ? 0 : top;
+  }
   // to [n] = softmax(sign from)
   __device__ void softmax(int n, const float* from, float sign, float* to) {
     float high = -INFINITY, sum = 0;
@@ -519,13 +522,13 @@ extern "C" __global__ void __launch_bounds__(128) feature_tops(const __grid_cons
     Row<double> row = row_of<double>(r, memory, (b * r.tokens + t) * r.s.H + h);
     row.load();
     const float top = row.row_top();
-    high = top > high || top != top ? top : high;
+    high = fmaxf(high, top);
     __syncwarp();
   }
   if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = high;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (const float top : tops) high = top > high || top != top ? top : high;
+  for (const float top : tops) high = fmaxf(high, top);
   r.top_parts[blockIdx.x * kTopSlices + blockIdx.y] = high;
 }
 extern "C" __global__ void __launch_bounds__(256) feature_highest(const __grid_constant__ FeatureRows r, float* tops) {
@@ -537,8 +540,7 @@ extern "C" __global__ void __launch_bounds__(256) feature_highest(const __grid_c
   }
   float high = -INFINITY;
   for (int64_t j = 0; j < kTopSlices; ++j) {
-    const float top = r.top_parts[i * kTopSlices + j];
-    high = top > high || top != top ? top : high;
+    high = fmaxf(high, r.top_parts[i * kTopSlices + j]);
   }
   tops[i] = high == -INFINITY ? 0 : high;
 }

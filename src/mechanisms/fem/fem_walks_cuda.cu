@@ -315,6 +315,76 @@ extern "C" __global__ void __launch_bounds__(256) fem_aft_queries(const __grid_c
   }
 }
 
+// ---- ssm: a thread has a channel of a token
+
+extern "C" __global__ void __launch_bounds__(256)
+    fem_scan_inputs(const __grid_constant__ FemRows r, const __grid_constant__ FemScan s, int R) {
+  const int64_t i = blockIdx.x * 256ll + threadIdx.x, E = int64_t{r.H} * r.V, all = r.B * r.T * E;
+  if (i < E) {
+    s.skip[i] = get(r.args.D, i / r.V, i % r.V);
+    for (int k = 0; k < R; ++k) s.rates[i * R + k] = get(r.args.A, i / r.V, i % r.V, k);
+  }
+  if (i < r.B * r.T * R) {
+    const int64_t b = i / R / r.T, t = i / R % r.T;
+    for (int n = 0; n < 3; ++n) {
+      s.in[n * r.B * r.T * R + i] = get(r.args.Bm, b, t, i % R);
+      s.out[n * r.B * r.T * R + i] = get(r.args.Cm, b, t, i % R);
+    }
+  }
+  if (i >= all) return;
+  const int j = static_cast<int>(i % r.V), h = static_cast<int>(i / r.V % r.H);
+  const Row at = {i / r.V, i / E / r.T, i / E % r.T, h, 0};
+  const bool there = present(r, at.b, at.t);
+  const float beta = get(r.args.beta, h, j), vc = there ? clip(get(r.args.v, at.b, at.t, h, j), r.cap / beta) : 0;
+  const float u[3] = {vc, is_small(r, at, j) ? expm1f(beta * vc) : expf(beta * vc), 1},
+              delta = get(r.args.delta, at.b, at.t, h, j);
+  for (int n = 0; n < 3; ++n) {
+    s.x[n * all + i] = there ? u[n] : 0;
+    s.steps[n * all + i] = delta;
+  }
+}
+extern "C" __global__ void __launch_bounds__(256)
+    fem_scan_finish(const __grid_constant__ FemRows r, const __grid_constant__ FemScan s, bool back) {
+  const int64_t i = blockIdx.x * 256ll + threadIdx.x, E = int64_t{r.H} * r.V, all = r.B * r.T * E;
+  if (i >= all) return;
+  const int j = static_cast<int>(i % r.V), h = static_cast<int>(i / r.V % r.H);
+  const Row at = {i / r.V, i / E / r.T, i / E % r.T, h, 0};
+  const float beta = get(r.args.beta, h, j), sum = s.y[2 * all + i], z = s.y[all + i];
+  const bool small = is_small(r, at, j), none = sum == 0 || (!small && z == 0);
+  float slope;
+  const float den = denominator(r.rule, sum, &slope);
+  const float mu = sum == 0 || den == 0 ? 0 : s.y[i] / den;
+  const float F = none ? 0 : (tilted(small, sum, z) + (den == sum ? 0 : logf(sum / den))) / beta;
+  if (!back) return finish(r, at, j, mu, F);
+  const float2 d = gates(r, at, j, mu, F);
+  const float whole = small ? sum + z : z, tilt = none || whole == 0 ? 0 : d.y / (beta * whole);
+  const float less = sum == 0 ? 0 : -(d.x * mu + d.y / beta) / den * slope;
+  s.dy[i] = sum == 0 ? 0 : d.x / den;
+  s.dy[all + i] = tilt;
+  s.dy[2 * all + i] = !small ? less : den == sum && sum != 0 ? (d.y / beta * expm1f(-beta * F) - d.x * mu) / den : less + tilt;
+  r.dbeta[i] = sum == 0 ? 0 : -d.y * F / beta;
+}
+extern "C" __global__ void __launch_bounds__(256)
+    fem_scan_leave(const __grid_constant__ FemRows r, const __grid_constant__ FemScan s, int R) {
+  const int64_t i = blockIdx.x * 256ll + threadIdx.x, E = int64_t{r.H} * r.V, all = r.B * r.T * E, maps = r.B * r.T * R;
+  if (i < maps) {
+    const int64_t b = i / R / r.T, t = i / R % r.T;
+    if (is_given(r.grads.dBm)) put(r.grads.dBm, s.din[i] + s.din[maps + i] + s.din[2 * maps + i], b, t, i % R);
+    if (is_given(r.grads.dCm)) put(r.grads.dCm, s.dout[i] + s.dout[maps + i] + s.dout[2 * maps + i], b, t, i % R);
+  }
+  if (i >= all) return;
+  const int j = static_cast<int>(i % r.V), h = static_cast<int>(i / r.V % r.H);
+  const int64_t b = i / E / r.T, t = i / E % r.T;
+  const bool there = present(r, b, t);
+  if (is_given(r.grads.ddelta)) put(r.grads.ddelta, s.dsteps[i] + s.dsteps[all + i] + s.dsteps[2 * all + i], b, t, h, j);
+  const float beta = get(r.args.beta, h, j), limit = r.cap / beta, v = there ? get(r.args.v, b, t, h, j) : 0,
+              vc = clip(v, limit);
+  const float tilt = there ? expf(beta * vc) * s.dx[all + i] : 0, dvc = there ? fmaf(beta, tilt, s.dx[i]) : 0;
+  const bool clipped = fabsf(v) > limit;
+  if (is_given(r.grads.dv)) put(r.grads.dv, clipped ? 0 : dvc, b, t, h, j);
+  r.dbeta[i] += vc * tilt - (clipped ? dvc * vc / beta : 0);
+}
+
 // ---- decode
 
 namespace {

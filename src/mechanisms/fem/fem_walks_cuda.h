@@ -1,7 +1,8 @@
-// fem_read's priors linear, gated and aft on the GPU: what their kernels are told (plain data).
+// fem_read's priors on the GPU but softmax: what their kernels are told (plain data).
 //
 // linear, gated: the walks of shared/mapped_cuda.h over features relu(x) + eps and values [vc, exp(beta vc), 1]. aft: a thread
-// has a channel, three sums of it. The bound on |beta v| keeps exp(beta v) in f32, so nothing is shifted.
+// has a channel, three sums of it. ssm: three selective scans (mamba/selective_scan_cuda.h), as batch rows of one. The bound on
+// |beta v| keeps exp(beta v) in f32, so nothing is shifted.
 #pragma once
 
 #include "fem.h"
@@ -28,6 +29,12 @@ struct FemRows {
   float* levels = nullptr;  // aft, backward: [B, T, H, V], log of the sum of exp(k)
 };
 
+// Prior ssm: the tensors of the scans, dense f32; rows of u = vc, exp(beta vc) and 1 behind each other.
+struct FemScan {
+  float *x = nullptr, *steps = nullptr, *y = nullptr;                      // [3, B, T, E]
+  float *in = nullptr, *out = nullptr, *rates = nullptr, *skip = nullptr;  // [3, B, T, R] twice, [E, R], [E]
+  float *dy = nullptr, *dx = nullptr, *dsteps = nullptr, *din = nullptr, *dout = nullptr;
+};
 struct FemDecode {
   FemReadDecodeArgs args;
   View out;

@@ -55,18 +55,18 @@ __device__ __forceinline__ float part_at(const InlineRows& r, const Row& at, int
 
 }  // namespace
 
-// k0, v0: means over the first 64 tokens' keys that take part; a block has a head.
+// k0, v0: means over the first 64 tokens' keys that take part, causal the first of them; a block has a head.
 extern "C" __global__ void __launch_bounds__(128) inline_means(const __grid_constant__ InlineRows r) {
   const int64_t b = blockIdx.x / r.H;
   const int h = static_cast<int>(blockIdx.x % r.H);
   for (int i = threadIdx.x; i < r.K + r.V; i += 128) {
     float sum = 0, count = 0;
-    for (int64_t s = 0; s < min(r.S, int64_t{64}); ++s) {
+    for (int64_t s = 0; s < min(r.S, int64_t{64}) && !(r.args.causal && count > 0); ++s) {
       if (!takes_part(r, b, s)) continue;
       sum += i < r.K ? phi(r.args.kernel, get(r.args.k, b, s, h, i)) : get(r.args.v, b, s, h, i - r.K);
       count += 1;
     }
-    const float mean = count == 0 ? 0 : sum / count;
+    const float value = count == 0 ? 0 : sum / count, mean = isfinite(value) ? value : 0;
     if (i < r.K) {
       r.k0[(b * r.H + h) * r.K + i] = mean;
     } else {

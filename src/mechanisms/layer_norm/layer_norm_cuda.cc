@@ -29,6 +29,14 @@ LayerNormRows rows_of(const LayerNormArgs& args) {
   return r;
 }
 
+// Rows of whole pieces stay in registers: of a warp when they are short, of a block up to 512 pieces; else any rows.
+enum class Length { any, shorter, longer };
+Length length_of(const LayerNormRows& r) {
+  const int64_t pieces = r.D / (kVectorBytes / dtype_size(r.x.dtype));
+  if (!r.whole || !has_whole_rows(r.weight) || !has_whole_rows(r.bias) || pieces > 512) return Length::any;
+  return pieces <= 64 ? Length::shorter : Length::longer;
+}
+
 }  // namespace
 
 const char* layer_norm_refuses(const LayerNormArgs& args, Pass) { return refuses_f64(args.x.dtype); }
@@ -46,7 +54,11 @@ void layer_norm_forward(const LayerNormArgs& args, const LayerNormOut& out, cons
   LayerNormRows r = rows_of(args);
   r.out = with_heads(out.out);
   r.whole = all_whole(r.x, r.out);
-  enqueue(launch, {kImage, LINNET_BY_TYPE(layer_norm, args.x.dtype), 256}, {divide_up(r.rows, 8)}, r);
+  const Length length = length_of(r);
+  const char* name = length == Length::any       ? LINNET_BY_TYPE(layer_norm, args.x.dtype)
+                     : length == Length::shorter ? LINNET_BY_TYPE(layer_norm_short, args.x.dtype)
+                                                 : LINNET_BY_TYPE(layer_norm_long, args.x.dtype);
+  enqueue(launch, {kImage, name, 256}, {length == Length::longer ? r.rows : divide_up(r.rows, 8)}, r);
 }
 void layer_norm_backward(const LayerNormArgs& args, const LayerNormOut&, const LayerNormGrads& grads, const Launch& launch) {
   LayerNormRows r = rows_of(args);
@@ -56,7 +68,12 @@ void layer_norm_backward(const LayerNormArgs& args, const LayerNormOut&, const L
   Arena arena(launch.workspace);
   if (grads.dweight.given()) r.weight_sums = arena.take<float>(r.warps * r.D);
   if (grads.dbias.given()) r.bias_sums = arena.take<float>(r.warps * r.D);
-  enqueue(launch, {kImage, LINNET_BY_TYPE(layer_norm_back, args.x.dtype), 256}, {r.warps / 8}, r);
+  const Length length = length_of(r);
+  const char* name = length == Length::any       ? LINNET_BY_TYPE(layer_norm_back, args.x.dtype)
+                     : length == Length::shorter ? LINNET_BY_TYPE(layer_norm_back_short, args.x.dtype)
+                                                 : LINNET_BY_TYPE(layer_norm_back_long, args.x.dtype);
+  if (length == Length::longer) r.warps = r.warps < 4 * 132 ? r.warps : 4 * 132;  // each part is a block's
+  enqueue(launch, {kImage, name, 256}, {length == Length::longer ? r.warps : r.warps / 8}, r);
   sum_parts(launch, r.weight_sums, r.warps, grads.dweight);
   sum_parts(launch, r.bias_sums, r.warps, grads.dbias);
 }

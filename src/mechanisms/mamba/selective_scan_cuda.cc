@@ -13,8 +13,9 @@ constexpr const char* kImage = "mamba/selective_scan_cuda";
 constexpr int kForwardThreads = 128, kBackThreads = 64;
 constexpr int64_t kForwardSegment = 64, kBackSegment = 16;  // tokens; the backward keeps a segment's states in shared memory
 
-Scan scan_of(const SelectiveScanArgs& args, Pass pass) {
+Scan scan_of(const SelectiveScanArgs& args, Pass pass, bool raw = false) {
   Scan s;
+  s.raw = raw;
   s.args = args;
   s.args.B = grouped(args.B);
   s.args.C = grouped(args.C);
@@ -61,22 +62,23 @@ void run_states(const Launch& launch, Scan s, bool reverse, const View& initial,
   s.initial = initial;
   s.final = final;
   use_threads(&s, kForwardThreads);
-  enqueue(launch, {kImage, LINNET_BY_TYPE(scan_states, s.args.x.dtype), kForwardThreads}, grid_of(s), s);
+  const char* name = reverse ? LINNET_BY_TYPE(scan_reverse, s.args.x.dtype) : LINNET_BY_TYPE(scan_states, s.args.x.dtype);
+  enqueue(launch, {kImage, name, kForwardThreads}, grid_of(s), s);
   enqueue(launch, {kImage, "scan_fold", 256}, {divide_up(s.segments.N * s.E * s.K, 256)}, s);
 }
 
 }  // namespace
 
 const char* mamba_selective_scan_refuses(const SelectiveScanArgs& args, Pass) { return refuses_f64(args.x.dtype); }
-int64_t mamba_selective_scan_workspace(const SelectiveScanArgs& args, Pass pass, int) {
+int64_t scan_workspace(const SelectiveScanArgs& args, Pass pass) {
   Arena arena;
   Scan s = scan_of(args, pass);
   cut(arena, &s, pass);
   return arena.used();
 }
-void mamba_selective_scan_forward(const SelectiveScanArgs& args, const SelectiveScanOut& out, const Launch& launch) {
+void run_scan(const SelectiveScanArgs& args, const SelectiveScanOut& out, bool raw, const Launch& launch) {
   Arena arena(launch.workspace);
-  Scan s = scan_of(args, Pass::forward);
+  Scan s = scan_of(args, Pass::forward, raw);
   cut(arena, &s, Pass::forward);
   s.out = out.out;
   run_states(launch, s, false, args.initial_state, out.final_state);
@@ -84,10 +86,9 @@ void mamba_selective_scan_forward(const SelectiveScanArgs& args, const Selective
   enqueue(launch, {kImage, LINNET_BY_TYPE(scan_outputs, args.x.dtype), kForwardThreads}, grid_of(s), s);
   if (s.tiles > 1) enqueue(launch, {kImage, LINNET_BY_TYPE(scan_combine, args.x.dtype), 256}, elements_grid(s), s);
 }
-void mamba_selective_scan_backward(const SelectiveScanArgs& args, const SelectiveScanOut&, const SelectiveScanGrads& grads,
-                                   const Launch& launch) {
+void run_scan_backward(const SelectiveScanArgs& args, const SelectiveScanGrads& grads, bool raw, const Launch& launch) {
   Arena arena(launch.workspace);
-  Scan s = scan_of(args, Pass::backward);
+  Scan s = scan_of(args, Pass::backward, raw);
   cut(arena, &s, Pass::backward);
   s.grads = grads;
   s.grads.dB = grouped(grads.dB);
@@ -108,6 +109,15 @@ void mamba_selective_scan_backward(const SelectiveScanArgs& args, const Selectiv
   sum_parts(launch, s.dA, slots, grads.dA);
   sum_parts(launch, s.dD, slots, grads.dD);
   sum_parts(launch, s.dt_bias, s.tiles * slots, grads.ddt_bias);
+}
+
+int64_t mamba_selective_scan_workspace(const SelectiveScanArgs& args, Pass pass, int) { return scan_workspace(args, pass); }
+void mamba_selective_scan_forward(const SelectiveScanArgs& args, const SelectiveScanOut& out, const Launch& launch) {
+  run_scan(args, out, false, launch);
+}
+void mamba_selective_scan_backward(const SelectiveScanArgs& args, const SelectiveScanOut&, const SelectiveScanGrads& grads,
+                                   const Launch& launch) {
+  run_scan_backward(args, grads, false, launch);
 }
 
 namespace {

@@ -35,7 +35,7 @@ struct Channel {
     n0 = blockIdx.z * N;
     count = min(N, s.K - n0);
 #pragma unroll
-    for (int n = 0; n < N; ++n) rates[n] = n < count ? get(s.args.A, e, n0 + n) : 0;
+    for (int n = 0; n < N; ++n) rates[n] = n < count ? get(s.args.A, e, n0 + n) * (exact ? 1 : 1.44269504f) : 0;
     bias = get_or(0, s.args.dt_bias, e);
     skip = get_or(0, s.args.D, e);
     if (!s.in_place) return segment_at(s.segments, slot, &at, &first, &last);
@@ -53,10 +53,28 @@ struct Channel {
     return z * ptx::logistic<false>(z);
   }
   __device__ float dy(int64_t t) const { return is_given(s.grads.dout) ? read(s.grads.dout, t) * gate(t) : 0; }
+  // rates are in units of log2 where the quick exponential serves. A step of 0 decays nothing, however fast the rate.
   __device__ S decay(float delta, int n) const {
-    const float g = delta == 0 ? 0 : delta * rates[n];  // a step of 0 decays nothing, however fast the rate
-    if constexpr (exact) return g > -0.69f ? 1.0 + static_cast<double>(expm1f(g)) : static_cast<double>(expf(g));
-    return ptx::exp2_fast(g * 1.44269504f);
+    if constexpr (exact) {
+      const float g = delta == 0 ? 0 : delta * rates[n];
+      return g > -0.69f ? 1.0 + static_cast<double>(expm1f(g)) : static_cast<double>(expf(g));
+    }
+    return ptx::exp2_fast(delta * rates[n]);
+  }
+  __device__ float rate(int n) const { return exact ? rates[n] : rates[n] * 0.69314718f; }
+  // softplus, as exact as the numbers need it
+  __device__ float step_of(float x) const {
+    if (s.raw) return x;
+    if constexpr (exact) return softplus(x);
+    const float e = ptx::exp2_fast(-1.44269504f * fabsf(x));  // log(1 + e) by its series where 1 + e would lose e
+    const float log_of = e < 0.02f ? e * fmaf(e, fmaf(e, 1 / 3.0f, -0.5f), 1) : 0.69314718f * ptx::log2_fast(1 + e);
+    return x != x ? x : fmaxf(x, 0) + log_of;
+  }
+  // A tensor's tokens t .. t + rows - 1 of the channel, all on their way at once; 0 behind them.
+  __device__ void read_span(const View& view, int64_t t, int rows, float (&to)[kSpan]) const {
+    const T* from = static_cast<const T*>(view.data) + place(view, at.b, t, e);
+#pragma unroll
+    for (int r = 0; r < kSpan; ++r) to[r] = r < rows ? static_cast<float>(from[r * view.stride[1]]) : 0;
   }
   // The tokens [t, t + rows) of a map, 16 channels each; by all threads.
   __device__ void load(const View& map, int64_t t, int rows, float (&to)[kSpan][N]) const {
@@ -69,7 +87,7 @@ struct Channel {
 };
 
 // A segment alone: its state from zero, or J.
-template <class T>
+template <class T, bool reverse>
 __device__ void scan_states(const Scan& s) {
   using C = Channel<T>;
   using S = typename C::S;
@@ -81,32 +99,39 @@ __device__ void scan_states(const Scan& s) {
   const int64_t rows = c.last - c.first;
   for (int64_t done = 0; done < rows; done += kSpan) {
     const int count = static_cast<int>(min(static_cast<int64_t>(kSpan), rows - done));
-    const int64_t t0 = s.reverse ? c.last - done - count : c.first + done;
+    const int64_t t0 = reverse ? c.last - done - count : c.first + done;
     __syncthreads();
-    c.load(s.reverse ? s.args.C : s.args.B, t0, count, map);
+    c.load(reverse ? s.args.C : s.args.B, t0, count, map);
     __syncthreads();
     if (!c.in) continue;
-    for (int i = 0; i < count; ++i) {
-      const int r = s.reverse ? count - 1 - i : i;
-      const float delta = softplus(c.step(t0 + r)), v = s.reverse ? c.dy(t0 + r) : delta * c.read(s.args.x, t0 + r);
+    float steps[kSpan], inputs[kSpan];
+    c.read_span(s.args.dt, t0, count, steps);
+    if constexpr (!reverse) c.read_span(s.args.x, t0, count, inputs);
+#pragma unroll
+    for (int i = 0; i < kSpan; ++i) {
+      const int r = reverse ? kSpan - 1 - i : i;
+      if (r >= count) continue;
+      const float delta = c.step_of(steps[r] + c.bias), v = reverse ? c.dy(t0 + r) : delta * inputs[r];
       sum += delta;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         const S write = static_cast<S>(map[r][n]) * v, a = c.decay(delta, n);
-        h[n] = s.reverse ? a * (h[n] + write) : a * h[n] + write;
+        h[n] = reverse ? a * (h[n] + write) : a * h[n] + write;
       }
     }
   }
   if (!c.in) return;
-  float* states = s.reverse ? s.gradients : s.states;
-  for (int n = 0; n < c.count; ++n) states[c.state_place(blockIdx.x, n)] = static_cast<float>(h[n]);
+  float* states = reverse ? s.gradients : s.states;
+  for (int n = 0; n < N; ++n) {
+    if (n < c.count) states[c.state_place(blockIdx.x, n)] = static_cast<float>(h[n]);
+  }
   if (blockIdx.z == 0) s.sums[static_cast<int64_t>(blockIdx.x) * s.E + c.e] = sum;
 }
 
-// y of a token, finished: the skip and the gate.
+// y of a token, finished: with its skip and gate.
 template <class T>
 __device__ __forceinline__ void finish(const Scan& s, const Channel<T>& c, int64_t t, float y) {
-  static_cast<T*>(s.out.data)[place(s.out, c.at.b, t, c.e)] = static_cast<T>(fmaf(c.skip, c.read(s.args.x, t), y) * c.gate(t));
+  static_cast<T*>(s.out.data)[place(s.out, c.at.b, t, c.e)] = static_cast<T>(y);
 }
 
 template <class T>
@@ -130,9 +155,15 @@ __device__ void scan_outputs(const Scan& s) {
     c.load(s.args.C, t0, count, out);
     __syncthreads();
     if (!c.in) continue;
-    for (int r = 0; r < count; ++r) {
+    float steps[kSpan], inputs[kSpan], gates[kSpan];
+    c.read_span(s.args.dt, t0, count, steps);
+    c.read_span(s.args.x, t0, count, inputs);
+    if (is_given(s.args.z)) c.read_span(s.args.z, t0, count, gates);
+#pragma unroll
+    for (int r = 0; r < kSpan; ++r) {
       const int64_t t = t0 + r;
-      const float delta = softplus(c.step(t)), v = delta * c.read(s.args.x, t);
+      if (r >= count) break;
+      const float delta = c.step_of(steps[r] + c.bias), v = delta * inputs[r];
       S y = 0;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
@@ -140,7 +171,8 @@ __device__ void scan_outputs(const Scan& s) {
         y += static_cast<S>(out[r][n]) * h[n];
       }
       if (s.y == nullptr) {
-        finish(s, c, t, static_cast<float>(y));
+        const float gate = is_given(s.args.z) ? gates[r] * ptx::logistic<!C::exact>(gates[r]) : 1;
+        finish<T>(s, c, t, fmaf(c.skip, inputs[r], static_cast<float>(y)) * gate);
       } else {
         s.y[((blockIdx.z * s.args.x.size[0] + c.at.b) * s.segments.T + t) * s.E + c.e] = static_cast<float>(y);
       }
@@ -170,7 +202,7 @@ __device__ __forceinline__ void scatter_sums(float (&x)[M]) {
 // What a token's ddelta and dx become: dt's gradient, and both results.
 template <class T>
 __device__ __forceinline__ float finish_back(const Scan& s, const Channel<T>& c, int64_t t, float dx, float ddelta) {
-  const float ddt = ddelta * ptx::logistic<false>(c.step(t));
+  const float ddt = s.raw ? ddelta : ddelta * ptx::logistic<false>(c.step(t));
   const auto store = [&](const View& to, float x) {
     if (is_given(to)) static_cast<T*>(to.data)[place(to, c.at.b, t, c.e)] = static_cast<T>(x);
   };
@@ -210,7 +242,7 @@ __device__ void scan_back(const Scan& s) {
   }
   for (int r = 0; r < rows && c.in; ++r) {
     const int64_t t = c.first + r;
-    const float delta = softplus(c.step(t)), v = delta * c.read(s.args.x, t);
+    const float delta = c.step_of(c.step(t)), v = delta * c.read(s.args.x, t);
     S y = 0;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -229,7 +261,7 @@ __device__ void scan_back(const Scan& s) {
     const int64_t t = c.first + r;
     float maps[2 * N] = {};
     if (c.in) {
-      const float delta = softplus(c.step(t)), x = c.read(s.args.x, t), dy = c.dy(t);
+      const float delta = c.step_of(c.step(t)), x = c.read(s.args.x, t), dy = c.dy(t);
       S dx = 0, ddelta = 0;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
@@ -238,7 +270,7 @@ __device__ void scan_back(const Scan& s) {
         maps[n] = static_cast<float>(R) * delta * x;
         maps[N + n] = dy * static_cast<float>(moved + b * (delta * x));
         dx += b * R;
-        ddelta += R * (static_cast<S>(c.rates[n]) * moved + b * x);
+        ddelta += R * (static_cast<S>(c.rate(n)) * moved + b * x);
         dA[n] = fmaf(static_cast<float>(R * moved), delta, dA[n]);
         J[n] = a * R;
       }
@@ -289,7 +321,7 @@ __device__ void scan_combine(const Scan& s, bool back) {
     finish_gate(s, c, t, y);
     finish_back(s, c, t, dx, ddelta);
   } else {
-    finish(s, c, t, y);
+    finish<T>(s, c, t, fmaf(c.skip, c.read(s.args.x, t), y) * c.gate(t));
   }
 }
 
@@ -298,7 +330,8 @@ __device__ void scan_combine(const Scan& s, bool back) {
 #define LINNET_SCAN_KERNEL(name, T, threads, body) \
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Scan s) { body; }
 #define LINNET_SCAN(suffix, T)                                                 \
-  LINNET_SCAN_KERNEL(scan_states_##suffix, T, 128, scan_states<T>(s))          \
+  LINNET_SCAN_KERNEL(scan_states_##suffix, T, 128, (scan_states<T, false>(s))) \
+  LINNET_SCAN_KERNEL(scan_reverse_##suffix, T, 128, (scan_states<T, true>(s))) \
   LINNET_SCAN_KERNEL(scan_outputs_##suffix, T, 128, scan_outputs<T>(s))        \
   LINNET_SCAN_KERNEL(scan_back_##suffix, T, 64, scan_back<T>(s))               \
   LINNET_SCAN_KERNEL(scan_combine_##suffix, T, 256, scan_combine<T>(s, false)) \

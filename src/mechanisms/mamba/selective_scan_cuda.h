@@ -18,6 +18,7 @@ struct Scan {
   View out, initial, final;  // initial, final: [N, E, K]
   Segments segments;
   int32_t E = 0, K = 0, G = 0, per_group = 0, blocks_per_group = 0, tiles = 1, threads = 128;
+  bool raw = false;  // dt is the step itself, without softplus
   bool reverse = false;
   bool in_place = false;       // decode: one segment, whose states come from `initial` and go to `final`
   float* states = nullptr;     // [slots, E, K]: of each segment alone, then those before it
@@ -28,5 +29,10 @@ struct Scan {
   float* dmaps = nullptr;                                  // [warps of a group, B, T, G, 2, K]: parts of dB and dC
   float *dA = nullptr, *dD = nullptr, *dt_bias = nullptr;  // [slots, E K], [slots, E]
 };
+
+// The whole scan, for mechanisms with steps of their own (raw).
+int64_t scan_workspace(const SelectiveScanArgs& args, Pass pass);
+void run_scan(const SelectiveScanArgs& args, const SelectiveScanOut& out, bool raw, const Launch& launch);
+void run_scan_backward(const SelectiveScanArgs& args, const SelectiveScanGrads& grads, bool raw, const Launch& launch);
 
 }  // namespace linnet::cuda

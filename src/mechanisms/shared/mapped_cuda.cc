@@ -23,6 +23,7 @@ MappedCall call_of(const MappedShape& s, const MappedTensors& t, const MappedScr
   c.tile = static_cast<int32_t>(s.tile_features());
   c.columns = static_cast<int32_t>(s.columns());
   c.padded = static_cast<int32_t>(s.padded_columns());
+  c.causal = s.causal;
   c.normalizer = s.normalizer;
   c.eps = s.eps;
   c.v0 = x.v0;
@@ -111,6 +112,7 @@ MappedScratch cut_mapped(Arena& arena, const MappedShape& s, Pass pass) {
   x.phi_q = arena.take<float>(s.B * s.T * s.H * F);
   x.phi_k = arena.take<float>(s.B * s.S * s.H * F);
   x.v0 = arena.take<float>(s.B * s.H * s.V);
+  x.first = arena.take<int32_t>(s.B * s.H);
   x.values = arena.take<float>(s.B * s.S * s.H * V);
   x.parts = arena.take<float>(s.B * tokens * s.H * s.feature_tiles() * V);
   x.state = arena.take<float>(s.B * s.H * F * V);
@@ -130,6 +132,13 @@ void run_walks(const Launch& launch, const MappedShape& s, bool states, const Ma
     run_product(launch, product_of(s, features(s, x.phi_q, s.T, false), state_matrix(s, x.state, false),
                                    values(s, x.parts, s.T, false), s.T, s.padded_columns(), s.padded_features()));
   }
+  const int64_t rows = s.B * s.T * s.H;
+  const auto H = static_cast<int32_t>(s.H);
+  if (s.causal && rows > 0) {
+    const auto F = static_cast<int32_t>(s.padded_features()), V = static_cast<int32_t>(s.padded_columns());
+    enqueue(launch, {kImage, "mapped_begin", 256}, {divide_up(s.B * s.H, 256)}, x.first, s.B * s.H);
+    enqueue(launch, {kImage, "mapped_clean", 256}, {divide_up(rows, 8)}, x.phi_k, F, x.values, V, s.T, H, rows, x.first);
+  }
   for (int64_t j = 0; s.causal && j < s.value_tiles(); ++j) {
     Engine e = engine_of(s, false);
     e.q = feature_rows(s, x.phi_q, s.T);
@@ -142,6 +151,10 @@ void run_walks(const Launch& launch, const MappedShape& s, bool states, const Ma
     }
     run_engine(launch, e, x.engine);
   }
+  if (!s.causal || rows == 0) return;
+  const auto width = static_cast<int32_t>(s.feature_tiles() * s.padded_columns());
+  enqueue(launch, {kImage, "mapped_poison", 256}, {divide_up(rows, 8)}, x.parts, width, s.T, H, rows,
+          static_cast<const int32_t*>(x.first));
 }
 
 void run_mapped(const Launch& launch, const MappedShape& s, const MappedTensors& t, const MappedScratch& x) {

@@ -30,19 +30,47 @@ __device__ __forceinline__ float part_at(const MappedCall& c, const TokenRow& r,
 
 }  // namespace
 
-// v0 [B, H, V]: the mean of the first 64 tokens' values that take part; 0 where nothing is divided out.
+// v0 [B, H, V]: the mean of the first 64 tokens' values that take part; causal: the first of them, which no later token
+// changes. 0 where nothing is divided out.
 extern "C" __global__ void __launch_bounds__(128) mapped_means(const __grid_constant__ MappedCall c) {
   const int64_t b = blockIdx.x / c.H;
   const int h = static_cast<int>(blockIdx.x % c.H);
   for (int j = threadIdx.x; j < c.V; j += 128) {
     float sum = 0, count = 0;
-    for (int64_t s = 0; s < min(c.S, int64_t{64}); ++s) {
+    for (int64_t s = 0; s < min(c.S, int64_t{64}) && !(c.causal && count > 0); ++s) {
       if (!takes_part(c, b, s)) continue;
       sum += get(c.t.v, b, s, h, j);
       count += 1;
     }
-    c.v0[(b * c.H + h) * c.V + j] = count == 0 || c.normalizer == Normalizer::none ? 0 : sum / count;
+    const float mean = count == 0 || c.normalizer == Normalizer::none ? 0 : sum / count;
+    c.v0[(b * c.H + h) * c.V + j] = isfinite(mean) ? mean : 0;
   }
+}
+
+// What is not finite must not reach earlier rows through the products of a chunk: such keys and values are zeros in the walks,
+// and the rows from the first of them on become nan afterwards.
+extern "C" __global__ void __launch_bounds__(256) mapped_begin(int* first, int64_t count) {
+  const int64_t i = blockIdx.x * 256ll + threadIdx.x;
+  if (i < count) first[i] = 0x7fffffff;
+}
+extern "C" __global__ void __launch_bounds__(256)
+    mapped_clean(float* keys, int key_width, float* values, int value_width, int64_t T, int H, int64_t rows, int* first) {
+  const int64_t row = blockIdx.x * 8ll + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (row >= rows) return;
+  bool bad = false;
+  for (int c = lane; c < key_width; c += 32) bad = bad || !isfinite(keys[row * key_width + c]);
+  for (int c = lane; c < value_width; c += 32) bad = bad || !isfinite(values[row * value_width + c]);
+  if (!__any_sync(0xffffffff, bad)) return;
+  for (int c = lane; c < key_width; c += 32) keys[row * key_width + c] = 0;
+  for (int c = lane; c < value_width; c += 32) values[row * value_width + c] = 0;
+  if (lane == 0) atomicMin(first + row / H / T * H + row % H, static_cast<int>(row / H % T));
+}
+extern "C" __global__ void __launch_bounds__(256)
+    mapped_poison(float* parts, int width, int64_t T, int H, int64_t rows, const int* first) {
+  const int64_t row = blockIdx.x * 8ll + threadIdx.x / 32;
+  if (row >= rows || row / H % T < first[row / H / T * H + row % H]) return;
+  for (int c = threadIdx.x % 32; c < width; c += 32) parts[row * width + c] = NAN;
 }
 
 // values [B, S, H, padded] = [v - v0 | 1], 0 where a key takes no part and behind the columns.

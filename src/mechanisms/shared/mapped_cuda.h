@@ -46,6 +46,7 @@ struct MappedTensors {
 struct MappedScratch {
   float *phi_q = nullptr, *phi_k = nullptr, *dphi_q = nullptr, *dphi_k = nullptr;
   float *v0 = nullptr, *values = nullptr, *rows = nullptr, *parts = nullptr, *states = nullptr, *state = nullptr;
+  int32_t* first = nullptr;  // [B, H]: the first token that is not finite
   EngineScratch engine;
 };
 MappedScratch cut_mapped(Arena& arena, const MappedShape& shape, Pass pass);
@@ -69,6 +70,7 @@ void run_mapped_decode(const Launch& launch, const MappedShape& shape, const flo
 struct MappedCall {
   MappedTensors t;
   int64_t B = 0, T = 0, S = 0;
+  bool causal = false;
   int32_t H = 0, F = 0, V = 0, tiles = 1, tile = 0, columns = 0, padded = 0;  // feature tiles and their width; of the values
   Normalizer normalizer = Normalizer::add;
   float eps = 0;

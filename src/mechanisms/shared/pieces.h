@@ -39,7 +39,7 @@ bool all_dense(const Views&... views) {
 
 // The kernel stem_f32, stem_bf16 or stem_f16.
 #define LINNET_BY_TYPE(stem, dtype) \
-  ((dtype) == Dtype::f32 ? #stem "_f32" : (dtype) == Dtype::bf16 ? #stem "_bf16" : #stem "_f16")
+  static_cast<const char*>((dtype) == Dtype::f32 ? #stem "_f32" : (dtype) == Dtype::bf16 ? #stem "_bf16" : #stem "_f16")
 
 inline const char* refuses_f64(Dtype dtype) { return dtype == Dtype::f64 ? "the CUDA kernels have no f64" : nullptr; }
 constexpr int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }

@@ -66,10 +66,10 @@ extern "C" __global__ void __launch_bounds__(256) product(const __grid_constant_
 }
 
 extern "C" __global__ void __launch_bounds__(256) column_sums(const float* x, int64_t rows, int64_t columns, float* parts) {
-  __shared__ float sums[8][32];
+  __shared__ double sums[8][32];
   const int lane = threadIdx.x % 32, slot = threadIdx.x / 32;
   const int64_t column = blockIdx.x * 32ll + lane, share = (rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * share;
-  float sum = 0;
+  double sum = 0;
   for (int64_t row = first + slot; row < min(rows, first + share); row += 8) {
     if (column < columns) sum += x[row * columns + column];
   }
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256) column_sums(const float* x, in
   __syncthreads();
   if (slot != 0 || column >= columns) return;
   for (int i = 1; i < 8; ++i) sum += sums[i][lane];
-  parts[blockIdx.y * columns + column] = sum;
+  parts[blockIdx.y * columns + column] = static_cast<float>(sum);
 }
 
 }  // namespace linnet::cuda
