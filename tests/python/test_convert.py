@@ -183,6 +183,22 @@ def test_padding_on_either_side(folder, ids):
     assert logits(model, ids[None, :1]).isfinite().all()
 
 
+def test_generates_with_and_without_a_cache(folder, ids, tmp_path):
+    """Windows have a cache in transformers; the others run the whole text again, or say that they have none."""
+    texts = {}
+    for mechanism in ("window", "hybrid"):
+        linnet.convert(load(folder), ids, plan=plan_of(mechanism), out=tmp_path / mechanism, source=folder, **{**QUICK, "tokens": 0})
+        model = linnet.load_converted(tmp_path / mechanism)
+        for cache in (True, False):
+            if mechanism == "hybrid" and cache:
+                with pytest.raises(NotImplementedError, match="has no cache"):
+                    model.generate(ids[None, :20], max_new_tokens=4, do_sample=False, use_cache=True)
+                continue
+            texts[mechanism, cache] = model.generate(ids[None, :20], max_new_tokens=20, do_sample=False, use_cache=cache)
+    assert torch.equal(texts["window", True], texts["window", False])
+    assert texts["hybrid", False].shape == (1, 40)
+
+
 def test_end_to_end_lowers_the_kl(folder, ids):
     for finetune in ("kl", "lora"):
         model = linnet.convert(load(folder), ids, plan=[{"index": 1, "mechanism": "window", "window": 2, "sinks": 0}],

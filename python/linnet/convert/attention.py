@@ -158,8 +158,9 @@ def _attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None
     def read():
         if mixer is None or isinstance(mixer, mixers.Softmax):
             return teach()
-        cached = query.shape[2] != key.shape[2]
-        if cached and isinstance(mixer, mixers.Window) and "window" in mixer.options and not query.is_cuda and (attention_mask is None or isinstance(attention_mask, _Mask)):
+        plain = attention_mask is None or isinstance(attention_mask, _Mask)
+        one_window = isinstance(mixer, mixers.Window) and "window" in mixer.options
+        if query.shape[2] != key.shape[2] and one_window and plain and not query.is_cuda:
             return _window_cached(mixer, query, key, value)
         return _mix(module, mixer, query, key, value, attention_mask)
 

@@ -1,8 +1,9 @@
 """What stands in the place of softmax(q k^T) v: one module per mechanism of docs/convert.md.
 
 A mixer takes the teacher's q [B, T, H, D], k, v [B, T, Hkv, D] (after norms and rotary positions) and, by name, what else it `needs`: the
-layer's input x [B, T, C], or q_raw, k_raw as projected. It returns [B, T, H, D]. Its parameters have the names of the checkpoint. `log_weights` gives the logarithm of
-the weights of a few rows, for the cross entropy with the teacher's; mechanisms without such rows have none.
+layer's input x [B, T, C], or q_raw, k_raw as projected. It returns [B, T, H, D]. Its parameters have the names of the checkpoint.
+`log_weights` gives the logarithm of the weights of a few rows, for the cross entropy with the teacher's; mechanisms without such rows
+have none.
 
 Everything runs on Linnet's operators. On a GPU an operator that has no CUDA kernels yet is replaced by plain torch (`softmax`,
 `distill_window`: T x T scores), which a warning says once.
