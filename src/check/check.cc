@@ -48,22 +48,26 @@ Status check_batch_row(const Problem& problem, const Setting& setting, const Exe
   return {};
 }
 
-// A causal call with NaN or infinity in one token: earlier rows keep their bits.
-Status check_poison(const Problem& problem, const Setting& setting, const Execution& whole, Result* result) {
-  Poisoned poisoned;
-  if (!poison(problem, setting.seed, &poisoned)) return {};
-  Execution run;
-  LINNET_TRY(execute(poisoned.problem, setting, &run));
-  const std::vector<std::string> faults = poison_faults(poisoned, whole.results, run.results);
-  result->faults.insert(result->faults.end(), faults.begin(), faults.end());
-  return {};
-}
-
 Rounding rounding_of(const Op& op, const std::string& name) {
   for (const Impl& impl : op.impls) {
     if (impl.name == name) return impl.rounding;
   }
   return Rounding::none;
+}
+
+// A causal call with NaN or infinity in one token: earlier rows keep their bits. On a GPU the rows of a chunk share products on
+// the tiles, with zeros for what a row does not see; those of chunks before are none of them.
+Status check_poison(const Problem& problem, const Setting& setting, const Execution& whole, Result* result) {
+  constexpr int64_t kLargestTile = 128;
+  Poisoned poisoned;
+  if (!poison(problem, setting.seed, &poisoned)) return {};
+  Execution run;
+  LINNET_TRY(execute(poisoned.problem, setting, &run));
+  const bool tiles = rounding_of(*problem.op, run.impl) == Rounding::matrix_units || run.impl == "cuda.chunk";
+  if (setting.device == Device::cuda && tiles) poisoned.tile = kLargestTile;
+  const std::vector<std::string> faults = poison_faults(poisoned, whole.results, run.results);
+  result->faults.insert(result->faults.end(), faults.begin(), faults.end());
+  return {};
 }
 
 // A state that only grows (tolerance.h).

@@ -140,7 +140,8 @@ std::vector<std::string> poison_faults(const Poisoned& poisoned, const std::vect
     bool changed = false;
     for_each(result.size, result.values, [&](size_t i, const std::vector<int64_t>& at) {
       const bool other = batched && poisoned.apart && at[0] != poisoned.row;
-      if (changed || !(other || at[tokens] < poisoned.token) || kept(result.values[i], whole->values[i])) return;
+      if (changed || !(other || at[tokens] + poisoned.tile <= poisoned.token) || kept(result.values[i], whole->values[i]))
+        return;
       changed = true;
       char values[64];
       std::snprintf(values, sizeof values, " becomes %.9g from %.9g", result.values[i], whole->values[i]);

@@ -12,6 +12,7 @@ struct Poisoned {
   Problem problem;
   int64_t token = 0, row = 0;
   bool apart = true;
+  int64_t tile = 1;  // rows so many tokens before it are held to this, nearer ones may share its products
 };
 bool poison(const Problem& problem, uint64_t seed, Poisoned* poisoned);
 
