@@ -1,6 +1,7 @@
 #include "gated.h"
 
 #include "core/op.h"
+#include "cuda/dispatch.h"
 #include "mechanisms/softmax/softmax_checks.h"
 
 namespace linnet {
@@ -122,9 +123,11 @@ const Op& gated_op() {
           .bench("B=1 Tq=4096 Tk=Tq H=8 Hkv=H K=64 V=K causal=1 shared=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 Tq=4096 Tk=Tq H=8 Hkv=H K=64 V=K causal=1 position=G2 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=32 Tq=64 Tk=Tq H=8 Hkv=H K=64 V=K causal=0 dtype=f32 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 Tq=2048 Tk=Tq H=16 Hkv=H K=128 V=K causal=1 dtype=bf16 pass=fwd|fwd+bwd")
           .compare("open", "g=30")
           .impl<ref::gated_forward, ref::gated_backward, ref::gated_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(gated) LINNET_BF16_IMPL(gated, avx512_bf16::gated_backward);
+          LINNET_ISA_IMPLS(gated) LINNET_BF16_IMPL(gated, avx512_bf16::gated_backward)
+          .cuda_rows<cuda::GatedTable, cuda::AttendRow::plain, cuda::AttendRow::tile, cuda::AttendRow::hopper>();
   return op;
 }
 
@@ -162,7 +165,8 @@ const Op& gated_decode_op() {
           .cost<cost_decode>()
           .bench("B=1|16 T=1 H=32 Hkv=8 K=128 V=K capacity=4096 lengths=4000 dtype=f32|bf16 pass=fwd")
           .impl<ref::gated_decode_forward, nullptr, ref::gated_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(gated_decode) LINNET_BF16_IMPL(gated_decode, nullptr);
+          LINNET_ISA_IMPLS_FORWARD(gated_decode) LINNET_BF16_IMPL(gated_decode, nullptr)
+          .cuda_rows<cuda::GatedDecodeTable, cuda::AttendRow::plain, cuda::AttendRow::tile>();
   return op;
 }
 
@@ -185,7 +189,8 @@ const Op& gated_gate_op() {
           .cost<cost_gate>()
           .bench("B=1 T=4096 H=8 V=64 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .impl<ref::gated_gate_forward, ref::gated_gate_backward, ref::gated_gate_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(gated_gate);
+          LINNET_ISA_IMPLS(gated_gate)
+          .cuda<cuda::gated_gate_forward, cuda::gated_gate_backward, cuda::gated_gate_workspace, cuda::gated_gate_refuses>();
   return op;
 }
 // clang-format on

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/op.h"
+#include "cuda/dispatch.h"
 #include "softmax_checks.h"
 #include "softmax_mask.h"
 
@@ -26,6 +27,7 @@ Status check_decode(const SoftmaxDecodeArgs& args, const Dims& dims) {
 Status check_paged(const SoftmaxPagedArgs& args, const Dims& dims) {
   const int64_t page = dims["page"];
   if (page < 1) return bad_input("softmax_paged: k_pages has 0 tokens per page, expected at least 1");
+  if (args.lengths.device == Device::cuda) return {};  // the kernels bound lengths and pages
   for (int64_t b = 0; b < dims["B"]; ++b) {
     const int64_t used = (index_value(args.lengths, b) + page - 1) / page;
     for (int64_t i = 0; i < used; ++i) {
@@ -36,6 +38,11 @@ Status check_paged(const SoftmaxPagedArgs& args, const Dims& dims) {
     }
   }
   return {};
+}
+
+// A length or offset; what lies on the GPU stays there, and counts as `otherwise`.
+int64_t known_value(const View& view, int64_t i, int64_t otherwise) {
+  return view.device == Device::cuda ? otherwise : index_value(view, i);
 }
 
 // Visible (query, key) pairs of one sequence.
@@ -56,12 +63,15 @@ Cost cost_softmax(const SoftmaxArgs& args, const Dims& dims, Pass pass) {
                V = static_cast<double>(dims["V"]), B = static_cast<double>(dims["B"]);
   double pairs = 0;
   if (args.cu_seqlens_q.given()) {
-    for (int64_t n = 0; n < dims["N"]; ++n) {
-      pairs += visible_pairs(args, index_value(args.cu_seqlens_q, n + 1) - index_value(args.cu_seqlens_q, n),
-                             index_value(args.cu_seqlens_k, n + 1) - index_value(args.cu_seqlens_k, n));
+    const int64_t count = dims["N"], tq = count > 0 ? dims["Tq"] / count : 0, tk = count > 0 ? dims["Tk"] / count : 0;
+    for (int64_t n = 0; n < count; ++n) {
+      pairs += visible_pairs(args, known_value(args.cu_seqlens_q, n + 1, tq) - known_value(args.cu_seqlens_q, n, 0),
+                             known_value(args.cu_seqlens_k, n + 1, tk) - known_value(args.cu_seqlens_k, n, 0));
     }
   } else if (args.key_len.given()) {
-    for (int64_t b = 0; b < dims["B"]; ++b) pairs += visible_pairs(args, dims["Tq"], index_value(args.key_len, b));
+    for (int64_t b = 0; b < dims["B"]; ++b) {
+      pairs += visible_pairs(args, dims["Tq"], known_value(args.key_len, b, dims["Tk"]));
+    }
   } else {
     pairs = B * visible_pairs(args, dims["Tq"], dims["Tk"]);
   }
@@ -75,14 +85,18 @@ Cost cost_softmax(const SoftmaxArgs& args, const Dims& dims, Pass pass) {
 // The cache is read once per step.
 Cost cost_decode(const SoftmaxDecodeArgs& args, const Dims& dims, Pass) {
   double keys = 0;
-  for (int64_t b = 0; b < dims["B"]; ++b) keys += static_cast<double>(index_value(args.lengths, b) + dims["T"]);
+  for (int64_t b = 0; b < dims["B"]; ++b) {
+    keys += static_cast<double>(known_value(args.lengths, b, dims["capacity"] - dims["T"]) + dims["T"]);
+  }
   const double width = static_cast<double>(dims["K"] + dims["V"]);
   return {2 * width * keys * static_cast<double>(dims["H"] * dims["T"]),
           static_cast<double>(dtype_size(args.q.dtype)) * keys * width * static_cast<double>(dims["Hkv"])};
 }
 Cost cost_paged(const SoftmaxPagedArgs& args, const Dims& dims, Pass) {
   double keys = 0;
-  for (int64_t b = 0; b < dims["B"]; ++b) keys += static_cast<double>(index_value(args.lengths, b));
+  for (int64_t b = 0; b < dims["B"]; ++b) {
+    keys += static_cast<double>(known_value(args.lengths, b, dims["pages"] * dims["page"]));
+  }
   const double width = static_cast<double>(dims["K"] + dims["V"]);
   return {2 * width * keys * static_cast<double>(dims["H"] * dims["Tq"]),
           static_cast<double>(dtype_size(args.q.dtype)) * keys * width * static_cast<double>(dims["Hkv"])};
@@ -96,6 +110,7 @@ Cost cost_merge(const SoftmaxMergeArgs& args, const Dims& dims, Pass) {
 }  // namespace
 
 Status check_softmax_cache(const char* op, const SoftmaxDecodeArgs& args, const Dims& dims) {
+  if (args.lengths.device == Device::cuda) return {};  // the kernels leave a cache without room alone
   const int64_t capacity = dims["capacity"], tokens = dims["T"];
   for (int64_t b = 0; b < dims["B"]; ++b) {
     const int64_t length = index_value(args.lengths, b);
@@ -162,13 +177,21 @@ const Op& softmax_op() {
           .bench("B=32 Tq=64 Tk=Tq H=8 Hkv=H K=64 V=K causal=0 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 Tq=17 Tk=Tq H=2 Hkv=H K=24 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 Tq=1 Tk=4096 H=1 Hkv=H K=64 V=K causal=0 dtype=f32 pass=fwd")
+          .gpu_bench("B=16 Tq=2048 Tk=Tq H=16 Hkv=H K=128 V=K causal=1|0 dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=4 Tq=8192 Tk=Tq H=16 Hkv=H K=128 V=K causal=1 dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=1 Tq=32768 Tk=Tq H=16 Hkv=H K=128 V=K causal=1 dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=1 Tq=32768 Tk=Tq H=16 Hkv=H K=128 V=K causal=1 window=1023,0 dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=16 Tq=2048 Tk=Tq H=32 Hkv=4 K=64 V=K causal=1 dtype=bf16|f16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=4 Tq=2048 Tk=Tq H=16 Hkv=H K=128 V=K causal=1 softcap=50 dtype=bf16 pass=fwd|fwd+bwd")
+          .gpu_bench("B=4 Tq=2048 Tk=Tq H=16 Hkv=H K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .compare("exact", "")
           .compare("causal", "causal=1")
           .compare("window 64", "window=64,64")
           .compare("window 32 + 16 first", "window=32,32 prefix=16")
           .compare("blocks of 64", "chunk=64")
           .impl<ref::softmax_forward, ref::softmax_backward, ref::softmax_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(softmax) LINNET_BF16_IMPL(softmax, avx512_bf16::softmax_backward);
+          LINNET_ISA_IMPLS(softmax) LINNET_BF16_IMPL(softmax, avx512_bf16::softmax_backward)
+          .cuda_rows<cuda::SoftmaxTable, cuda::AttendRow::plain, cuda::AttendRow::tile, cuda::AttendRow::hopper>();
   return op;
 }
 
@@ -202,8 +225,10 @@ const Op& softmax_decode_op() {
           .bench("B=1|16 T=1 H=32 Hkv=8 K=128 V=K capacity=4096 lengths=4000 dtype=f32|bf16 pass=fwd")
           .bench("B=1 T=1 H=32 Hkv=8 K=128 V=K capacity=65536 lengths=65000 dtype=bf16 pass=fwd")
           .bench("B=1 T=1 H=8 Hkv=H K=64 V=K capacity=256 lengths=200 dtype=f32 pass=fwd")
+          .gpu_bench("B=1|16|64 T=1 H=32 Hkv=8 K=128 V=K capacity=32768 lengths=32000 dtype=bf16 pass=fwd")
           .impl<ref::softmax_decode_forward, nullptr, ref::softmax_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(softmax_decode) LINNET_BF16_IMPL(softmax_decode, nullptr);
+          LINNET_ISA_IMPLS_FORWARD(softmax_decode) LINNET_BF16_IMPL(softmax_decode, nullptr)
+          .cuda_rows<cuda::SoftmaxDecodeTable, cuda::AttendRow::plain, cuda::AttendRow::tile>();
   return op;
 }
 
@@ -234,7 +259,8 @@ const Op& softmax_paged_op() {
           .cost<cost_paged>()
           .bench("B=1|16 Tq=1 H=32 Hkv=8 K=128 V=K P=256*B page=16 pages=256 lengths=4000 causal=1 dtype=f32|bf16 pass=fwd")
           .impl<ref::softmax_paged_forward, nullptr, ref::softmax_paged_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(softmax_paged) LINNET_BF16_IMPL(softmax_paged, nullptr);
+          LINNET_ISA_IMPLS_FORWARD(softmax_paged) LINNET_BF16_IMPL(softmax_paged, nullptr)
+          .cuda_rows<cuda::SoftmaxPagedTable, cuda::AttendRow::plain, cuda::AttendRow::tile>();
   return op;
 }
 
@@ -253,7 +279,8 @@ const Op& softmax_merge_op() {
           .cost<cost_merge>()
           .bench("P=4 B=1 T=4096 H=8 V=64 dtype=f32 pass=fwd|fwd+bwd")
           .impl<ref::softmax_merge_forward, ref::softmax_merge_backward, ref::softmax_merge_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(softmax_merge);
+          LINNET_ISA_IMPLS(softmax_merge)
+          .cuda<cuda::softmax_merge_forward, cuda::softmax_merge_backward, cuda::softmax_merge_workspace, cuda::softmax_merge_refuses>();
   return op;
 }
 // clang-format on
