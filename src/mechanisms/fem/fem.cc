@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/op.h"
+#include "cuda/softmax.h"
 
 namespace linnet {
 namespace {
@@ -48,7 +49,8 @@ Status check_decode(const FemReadDecodeArgs& args, const Dims& dims) {
     return bad_input("fem_read_decode: prior " + priors()[static_cast<size_t>(args.prior)] +
                      " is normalised exactly, expected denominator exact");
   }
-  for (int64_t b = 0; args.lengths.given() && b < dims["B"]; ++b) {
+  const bool known = args.lengths.given() && args.lengths.device != Device::cuda;  // kernels leave a cache without room alone
+  for (int64_t b = 0; known && b < dims["B"]; ++b) {
     const int64_t length = index_value(args.lengths, b);
     if (length + dims["T"] <= dims["capacity"]) continue;
     return bad_input("fem_read_decode: the cache of item " + std::to_string(b) + " holds " + std::to_string(length) + " of " +
@@ -61,7 +63,8 @@ Cost cost_decode(const FemReadDecodeArgs& args, const Dims& dims, Pass) {
   for (const View* x : {&args.state, &args.sums, &args.scan}) state += x->given() ? static_cast<double>(x->elements()) : 0;
   double keys = 0;
   for (int64_t b = 0; args.lengths.given() && b < dims["B"]; ++b) {
-    keys += static_cast<double>((index_value(args.lengths, b) + dims["T"]) * dims["H"] * (dims["K"] + 2 * dims["V"]));
+    const int64_t tokens = args.lengths.device == Device::cuda ? dims["capacity"] : index_value(args.lengths, b) + dims["T"];
+    keys += static_cast<double>(tokens * dims["H"] * (dims["K"] + 2 * dims["V"]));
   }
   const double tokens = static_cast<double>(dims["T"]);
   return {(4 * state + 2 * keys) * tokens, 8 * state + static_cast<double>(dtype_size(args.v.dtype)) * keys};
@@ -142,13 +145,15 @@ const Op& fem_read_op() {
           .bench("B=1 S=1024 H=2 K=64 V=K//2 prior=gated with=q,k,a,g dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 S=512 H=2 K=64 V=K prior=aft with=q,k,g dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 S=1024 H=8 V=32 R=16 prior=ssm with=delta,A,Bm,Cm,D,g dtype=f32 pass=fwd|fwd+bwd")
+          .gpu_bench("B=4 S=2048 H=16 K=128 V=K//2 prior=softmax with=q,k,g dtype=bf16 pass=fwd|fwd+bwd")
           .compare("softmax", "beta=1 lam=0.5")
           .compare("linear", "beta=1 lam=0.5 prior=linear")
           .gpu_bench("B=16 S=2048 H=16 K=64 V=K//2 prior=linear with=q,k,g dtype=bf16 pass=fwd|fwd+bwd")
           .gpu_bench("B=16 S=2048 H=16 K=64 V=K//2 prior=gated with=q,k,a,g dtype=bf16 pass=fwd|fwd+bwd")
           .impl<ref::fem_read_forward, ref::fem_read_backward, ref::fem_read_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(fem_read)
-          .cuda<cuda::fem_read_forward, cuda::fem_read_backward, cuda::fem_read_workspace, cuda::fem_read_refuses>();
+          .cuda<cuda::fem_read_forward, cuda::fem_read_backward, cuda::fem_read_workspace, cuda::fem_read_refuses>()
+          .cuda_rows<cuda::FemSoftmaxTable, cuda::AttendRow::plain, cuda::AttendRow::tile>();
   return op;
 }
 const Op& fem_read_decode_op() {
@@ -192,7 +197,8 @@ const Op& fem_read_decode_op() {
           .bench("B=1 T=1 H=32 V=64 K=64 prior=gated with=q,k,a,state,shift dtype=f32 pass=fwd")
           .impl<ref::fem_read_decode_forward, nullptr, ref::fem_read_decode_workspace>("ref", always_available)
           LINNET_ISA_IMPLS_FORWARD(fem_read_decode)
-          .cuda<cuda::fem_read_decode_forward, nullptr, cuda::fem_read_decode_workspace, cuda::fem_read_decode_refuses>();
+          .cuda<cuda::fem_read_decode_forward, nullptr, cuda::fem_read_decode_workspace, cuda::fem_read_decode_refuses>()
+          .cuda_rows<cuda::FemSoftmaxDecodeTable, cuda::AttendRow::plain, cuda::AttendRow::tile>();
   return op;
 }
 // clang-format on

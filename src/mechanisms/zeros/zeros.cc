@@ -1,6 +1,7 @@
 #include "zeros.h"
 
 #include "core/op.h"
+#include "cuda/softmax.h"
 
 namespace linnet {
 namespace {
@@ -137,9 +138,11 @@ const Op& zeros_softmax_op() {
           .largest_logit<ref::zeros_softmax_largest_logit>()
           .cost<cost_softmax>()
           .bench("B=1 T=4096 H=8 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
+          .gpu_bench("B=1 T=2048 H=16 K=64 V=K causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .compare("half", "s1=0.5 sh=0.5 s0=1")
           .impl<ref::zeros_softmax_forward, ref::zeros_softmax_backward, ref::zeros_softmax_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(zeros_softmax);
+          LINNET_ISA_IMPLS(zeros_softmax)
+          .cuda<cuda::zeros_softmax_forward, cuda::zeros_softmax_backward, cuda::zeros_softmax_workspace, cuda::zeros_softmax_refuses>();
   return op;
 }
 // clang-format on
