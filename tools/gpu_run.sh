@@ -74,6 +74,21 @@ cases=(
   'monarch B=1 T=300 S=300 H=1 K=24 V=33 steps=2 pad=pre dtype=f32 pass=bwd with=mask'
   'monarch B=1 T=100 S=100 H=1 K=24 V=33 causal=1 dtype=bf16 pass=bwd'
   'monarch_decode B=2 T=2 H=2 K=40 V=24 block=8 M=4 dtype=bf16'
+  'softmax B=1 Tq=200 Tk=200 H=2 Hkv=1 K=128 V=128 causal=1 dtype=bf16 pass=bwd'
+  'softmax B=1 Tq=140 Tk=260 H=2 Hkv=2 K=64 V=64 window=100,30 prefix=7 with=sinks dtype=f16 pass=bwd'
+  'softmax B=1 Tq=140 Tk=140 H=2 Hkv=1 K=200 V=256 causal=1 softcap=20 with=bias,sinks dtype=bf16 pass=bwd'
+  'softmax B=1 Tq=150 Tk=150 H=2 Hkv=1 K=96 V=40 with=cu_seqlens_q,cu_seqlens_k N=5 causal=1 dtype=bf16 pass=bwd'
+  'softmax B=2 Tq=70 Tk=100 H=4 Hkv=2 K=48 V=33 window=20,5 with=bias,sinks,key_len strided=1 dtype=f32 pass=bwd'
+  'softmax_decode B=2 T=1 H=8 Hkv=2 K=128 V=128 capacity=1200 with=sinks dtype=bf16'
+  'softmax_decode B=2 T=3 H=4 Hkv=4 K=40 V=24 capacity=600 dtype=f32'
+  'softmax_paged B=2 Tq=3 H=8 Hkv=2 K=64 V=64 P=80 page=16 pages=40 causal=1 dtype=f16'
+  'softmax_merge P=4 B=2 T=30 H=3 V=40 dtype=bf16 pass=bwd'
+  'gated B=1 Tq=150 Tk=150 H=4 Hkv=2 K=64 V=64 position=G2 shared=1 causal=1 with=bias dtype=bf16 pass=bwd'
+  'gated B=1 Tq=100 Tk=100 H=4 Hkv=2 K=64 V=64 position=G4 act=silu causal=1 dtype=bf16 pass=bwd'
+  'gated_decode B=2 T=1 H=8 Hkv=2 K=128 V=128 capacity=600 shared=1 dtype=bf16'
+  'fem_read B=1 S=150 H=2 K=128 V=64 with=q,k,g,key_mask dtype=bf16 pass=bwd'
+  'fem_read_decode B=2 T=1 H=2 V=32 K=64 capacity=600 with=q,k,k_cache,v_cache,lengths dtype=f32'
+  'zeros_softmax B=1 T=130 H=2 K=40 V=100 with=s0 dtype=f32 pass=bwd'
 )
 sanitize() {  # tool: quiet when clean
   local lines=() line log code

@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
 from cases import CASES, arguments, as_tuple, call, case_id, differentiable, every_output, keywords_of, make, on_request  # noqa: E402
 
 # Sizes at which the kernels with matrix units run, and sizes at which they do not.
-TILES = {"T": 150, "S": 150, "H": 8, "Hq": 8, "Hk": 8, "Hv": 8, "K": 64, "V": 64, "E": 64}
+TILES = {"T": 150, "S": 150, "Tq": 150, "Tk": 150, "H": 8, "Hq": 8, "Hk": 8, "Hv": 8, "Hkv": 4, "K": 64, "V": 64, "E": 64}
 LINES = [case for case in CASES if any(each["device"] == "cuda" for each in linnet.info(case[0])["implementations"])]
 
 
@@ -246,7 +246,7 @@ def test_nothing():
     counts = dict.fromkeys(("B", "T", "H"), 0)
     for name, given, options in LINES:
         wanted = linnet.info(name)["differentiable"]
-        for none in (("B",), ("T", "S"), ("H", "Hq", "Hk", "Hv", "G")):
+        for none in (("B",), ("T", "S", "Tq", "Tk"), ("H", "Hq", "Hk", "Hv", "Hkv", "G")):
             for dtype in (torch.float32, torch.bfloat16):
                 tensors = make(name, given, dtype=dtype, sizes={**TILES, **dict.fromkeys(none, 0)}, **options)
                 tensors = differentiable(name, tensors) if wanted else tensors
