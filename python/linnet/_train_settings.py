@@ -69,8 +69,10 @@ def read_settings(settings, args):
     """Fills the settings: defaults, then the task's protocol, then the TOML file, then --set."""
     given = []
     if args.config:
-        import tomllib  # Python 3.11
-
+        try:
+            import tomllib
+        except ModuleNotFoundError:
+            raise ValueError("--config needs Python 3.11 or newer, whose library reads TOML; --set works here") from None
         try:
             given += list(tomllib.loads(pathlib.Path(args.config).read_text()).items())
         except (OSError, tomllib.TOMLDecodeError) as problem:
