@@ -1,7 +1,10 @@
 // linnet convert: a pretrained transformer with cheaper attention, at a known loss.
 #include "convert/convert.h"
 
+#include <unistd.h>
+
 #include <charconv>
+#include <csignal>
 #include <cstdio>
 #include <memory>
 
@@ -84,9 +87,18 @@ void print_plan(const convert::ConvertResult& r) {
   if (!r.reliable) std::printf("UNRELIABLE: without a text the plan was made on random inputs\n");
 }
 
+// Ctrl-C: every stage that is done lies in the work folder already.
+void interrupted(int) {
+  constexpr char kSentence[] = "\nlinnet: interrupted; the same command goes on where it was\n";
+  if (write(STDERR_FILENO, kSentence, sizeof kSentence - 1) < 0) _exit(kNotPossible);  // nobody listens
+  _exit(kNotPossible);
+}
+
 int convert_main(const Arguments& args) {
   convert::ConvertOptions options;
   if (const Status status = read(args, options); !status.ok()) return fail(status);
+  std::signal(SIGINT, interrupted);
+  std::signal(SIGTERM, interrupted);
   std::unique_ptr<Progress> bar;
   std::string current;
   const convert::Told told = [&](const std::string& what, int64_t done, int64_t total) {

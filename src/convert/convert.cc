@@ -651,7 +651,15 @@ class Job {
       std::vector<size_t> chosen;
       LINNET_TRY(choose(all, weights_, o_.budget, chosen));
       take(all, chosen);
-      if (!o_.dry_run) LINNET_TRY(refine(all, chosen));
+      // What is still to be trained cannot be measured.
+      const auto trained = [](const LayerOption& option) {
+        const std::string& m = option.layer.mechanism;
+        return m == "gdn" || m == "gla" || m == "hybrid" || m == "distill";
+      };
+      const bool untrained = std::any_of(all.begin(), all.end(), [&](const std::vector<LayerOption>& list) {
+        return std::any_of(list.begin(), list.end(), trained);
+      });
+      if (!o_.dry_run && !untrained) LINNET_TRY(refine(all, chosen));
     }
     JsonWriter w(1);
     w.begin_object().member("format", 1).member("model", fs::path(o_.model).filename().string()).member("family", r_.family);

@@ -282,6 +282,28 @@ TEST(Convert, WhatIsRefused) {
   EXPECT_NE(run(o, r).message().find("belongs to a conversion with other options"), std::string::npos);
 }
 
+// The fit is another program's: here it is one that hands the initial values back.
+TEST(Convert, ATrainedMechanismThroughAFit) {
+  ConvertOptions o = options_of("llama", "fitted");
+  o.zero_shot = false;
+  o.recall = false;
+  o.length = 1024;
+  o.budget = 0.5;
+  o.mechanisms = {"gdn", "softmax"};
+  const std::string python = folder_of("python.sh");
+  ASSERT_TRUE(write_file(python, "#!/bin/sh\n[ \"$3\" = fit ] && cp \"$5/initial.safetensors\" \"$5/fit.safetensors\"\n").ok());
+  fs::permissions(python, fs::perms::owner_all);
+  setenv("LINNET_PYTHON", python.c_str(), 1);
+  ConvertResult r;
+  const Status status = run(o, r);
+  unsetenv("LINNET_PYTHON");
+  ASSERT_TRUE(status.ok()) << status.message();
+  int converted = 0;
+  for (const PlannedLayer& p : r.layers) converted += p.layer.mechanism == "gdn";
+  EXPECT_GT(converted, 0);
+  EXPECT_NE(outputs(o.out), outputs(o.model));
+}
+
 TEST(Convert, ADryRunWritesNothing) {
   ConvertOptions o = options_of("llama", "dry");
   o.budget = 0.4;
