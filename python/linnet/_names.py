@@ -171,9 +171,10 @@ def look_at_layout(name, first):
     _looks[name] -= 1
     if not isinstance(first, torch.Tensor) or first.ndim != 4 or first.shape[3] == 1:  # one channel: a layer's memory of each channel
         return
-    tokens, heads = first.shape[1], first.shape[2]
-    # No model has so many heads, or a few tokens (not one: decode) with many times as many heads.
-    if heads > tokens and (heads > 256 or (1 < tokens <= 64 and heads >= 64 and heads > 4 * tokens)):
+    tokens, heads, width = first.shape[1:]
+    # No model has so many heads, or a few tokens (not one: decode) with many times as many heads. Heads of a few channels are
+    # meant: a layer may keep a memory for every channel (FreeEnergyMixer).
+    if width >= 8 and heads > tokens and (heads > 256 or (1 < tokens <= 64 and heads >= 64 and heads > 4 * tokens)):
         _looks.clear()
         warnings.warn(
             f"linnet.{name}: the first tensor is {list(first.shape)}, that is {tokens} tokens of {heads} heads. Tensors are "

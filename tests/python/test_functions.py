@@ -612,11 +612,13 @@ def test_values_of_other_types():
 
 def test_heads_before_tokens_are_hinted_at_once():
     code = """
-import warnings, torch, linnet
+import warnings, torch, linnet, linnet.nn
 warnings.simplefilter("error")
 q = torch.randn(2, 8, 64, 16)      # 8 tokens of 64 heads, or 8 heads of 64 tokens
 linnet.softmax(*[torch.randn(2, 1, 64, 16)] * 3)   # decode: many heads of one token are no sign
 linnet.softmax(*[torch.randn(2, 40, 64, 16)] * 3)  # nor are somewhat more heads than tokens
+linnet.softmax(*[torch.randn(2, 8, 64, 2)] * 3)    # nor heads of two channels
+linnet.nn.FreeEnergyMixer(hidden=256, heads=128)(torch.randn(1, 8, 256))
 try:
     linnet.softmax(q, q, q)
     raise SystemExit("no hint")
