@@ -89,13 +89,41 @@ cases=(
   'fem_read B=1 S=150 H=2 K=128 V=64 with=q,k,g,key_mask dtype=bf16 pass=bwd'
   'fem_read_decode B=2 T=1 H=2 V=32 K=64 capacity=600 with=q,k,k_cache,v_cache,lengths dtype=f32'
   'zeros_softmax B=1 T=130 H=2 K=40 V=100 with=s0 dtype=f32 pass=bwd'
+  'delta B=1 T=130 Hq=2 Hk=1 Hv=2 K=64 V=64 l2_norm=1 dtype=bf16 pass=bwd'
+  'gated_delta B=1 T=130 Hq=1 Hk=1 Hv=1 K=64 V=64 l2_norm=1 dtype=bf16 pass=bwd'
+  'linear B=1 T=130 S=130 Hq=2 Hk=1 Hv=2 K=40 V=96 map=elu1 dtype=bf16 pass=bwd with=key_mask,initial_state,initial_z'
+  'gated_delta B=1 T=130 Hq=1 Hk=1 Hv=1 K=96 V=64 dtype=bf16 pass=bwd strided=1'
+  'gla B=1 T=130 Hq=1 Hk=1 Hv=1 K=96 V=40 dtype=bf16 pass=bwd strided=1 with=initial_state'
+)
+# The general engine, which no tuned kernel stands before: each of its templates.
+general=(
+  'linear B=1 T=130 S=130 Hq=2 Hk=1 Hv=2 K=64 V=64 map=elu1 normalize=1 dtype=bf16 pass=bwd with=initial_state,initial_z'
+  'linear B=1 T=130 S=130 Hq=1 Hk=1 Hv=1 K=40 V=33 map=softplus dtype=f16 pass=bwd with=key_mask'
+  'linear B=2 T=70 S=90 Hq=1 Hk=1 Hv=1 K=64 V=64 causal=0 map=elu1 normalize=1 dtype=bf16 pass=bwd'
+  'linear B=1 T=100 S=100 Hq=2 Hk=2 Hv=2 K=24 V=48 dtype=f32 pass=bwd with=cu_seqlens N=3'
+  'linear B=1 T=100 S=100 Hq=1 Hk=1 Hv=1 K=200 V=150 dtype=bf16 pass=bwd'
+  'decay B=1 T=130 Hq=2 Hk=2 Hv=1 K=64 V=128 with=g dtype=bf16 pass=bwd'
+  'decay B=1 T=70 Hq=2 Hk=2 Hv=1 K=20 V=36 with=g_head dtype=f32 pass=bwd'
+  'gla B=1 T=130 Hq=1 Hk=1 Hv=1 K=64 V=64 dtype=bf16 pass=bwd with=initial_state'
+  'gla B=1 T=130 Hq=1 Hk=1 Hv=1 K=96 V=64 values=mixed dtype=f16 pass=bwd'
+  'gla B=1 T=70 Hq=1 Hk=1 Hv=1 K=40 V=64 dtype=f32 pass=bwd'
+  'delta B=1 T=130 Hq=1 Hk=1 Hv=1 K=96 V=96 dtype=bf16 pass=bwd with=initial_state'
+  'delta B=1 T=130 Hq=2 Hk=1 Hv=2 K=64 V=64 l2_norm=1 double_beta=1 dtype=f16 pass=bwd with=cu_seqlens N=2'
+  'delta B=1 T=70 Hq=1 Hk=1 Hv=1 K=32 V=64 l2_norm=1 dtype=f32 pass=bwd'
+  'delta B=1 T=70 Hq=1 Hk=1 Hv=1 K=256 V=64 dtype=bf16 pass=bwd'
+  'gated_delta B=1 T=130 Hq=1 Hk=1 Hv=1 K=96 V=64 other=g dtype=bf16 pass=bwd'
+  'gated_delta B=1 T=130 Hq=1 Hk=1 Hv=1 K=64 V=64 dtype=bf16 pass=bwd with=initial_state'
+  'gated_delta B=1 T=70 Hq=1 Hk=1 Hv=1 K=64 V=32 l2_norm=1 dtype=f16 pass=bwd'
+  'gated_delta B=1 T=70 Hq=1 Hk=1 Hv=1 K=32 V=32 dtype=f32 pass=bwd'
+  'metala_mixer B=1 T=100 H=2 K=64 V=64 with=w_aug dtype=f16 pass=bwd'
 )
 sanitize() {  # tool: quiet when clean
   local lines=() line log code
   for line in "${cases[@]}"; do lines+=(--case "$line impl=cuda"); done
+  for line in "${general[@]}"; do lines+=(--case "$line impl=cuda.general"); done
   log=$(timeout 150 compute-sanitizer --tool "$1" --error-exitcode 9 "$linnet" check --device cuda "${lines[@]}" 2>&1)
   code=$?
-  echo "    $1, ${#cases[@]} cases: $(echo "$log" | grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' | tail -1 | sed 's/=* *//'), exit $code"
+  echo "    $1, $((${#cases[@]} + ${#general[@]})) cases: $(echo "$log" | grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' | tail -1 | sed 's/=* *//'), exit $code"
   [ $code -eq 0 ] || echo "$log" | grep -vE ' ok$|Frame|Saved|^check |^=* *$' | head -20 | sed 's/^/    /'
   return $code
 }
