@@ -126,6 +126,15 @@ FemRows rows_of(const FemReadArgs& args, const FemReadOut& out, const Scratch& x
   r.dparts = static_cast<int32_t>(m.value_tiles());
   return r;
 }
+Strided strided(const View& view) {
+  return {view.data, view.dtype, {view.stride[0], view.stride[1], view.stride[2], view.stride[3]}};
+}
+FemStrided strided(const FemReadGrads& g) {
+  return {strided(g.dout),   strided(g.dv), strided(g.dbeta), strided(g.dlam), strided(g.dq), strided(g.dk), strided(g.da),
+          strided(g.ddelta), strided(g.dA), strided(g.dBm),   strided(g.dCm),  strided(g.dD), strided(g.dg)};
+}
+static_assert(sizeof(FemRows) + sizeof(FemScan) + 16 <= 4096);
+
 void run_small(const Launch& launch, const FemRows& r) {
   enqueue(launch, {kImage, "fem_small", 256}, {r.B * r.H, divide_up(r.V, 32)}, r);
 }
@@ -177,7 +186,7 @@ void fem_read_backward(const FemReadArgs& args, const FemReadOut& out, const Fem
   Arena arena(launch.workspace);
   const Scratch x = cut(arena, args, Pass::backward);
   FemRows r = rows_of(args, out, x);
-  r.grads = grads;
+  r.grads = strided(grads);
   r.dbeta = x.dbeta;
   if (r.rows > 0) run_small(launch, r);
   if (is_walk(args.prior)) {

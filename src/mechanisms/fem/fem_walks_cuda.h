@@ -11,10 +11,19 @@ namespace linnet::cuda {
 
 inline constexpr double kFemLargestCap = 60;  // of |beta v|: exp of it, times sums of tokens, is still a float
 
+// A tensor of at most four dimensions without its sizes: the parameters of a kernel are at most 4096 bytes.
+struct Strided {
+  void* data = nullptr;
+  Dtype dtype = Dtype::none;
+  int64_t stride[4] = {};
+};
+struct FemStrided {  // FemReadGrads
+  Strided dout, dv, dbeta, dlam, dq, dk, da, ddelta, dA, dBm, dCm, dD, dg;
+};
 struct FemRows {
   FemReadArgs args;
   FemReadOut out;
-  FemReadGrads grads;
+  FemStrided grads;
   FemDenominator rule = FemDenominator::exact;
   int64_t B = 0, T = 0, rows = 0;                                   // rows: B T H
   int32_t H = 0, K = 0, V = 0, padded = 0, columns = 0, tiles = 1;  // padded features and columns (mapped_cuda.h)

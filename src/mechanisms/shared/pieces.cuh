@@ -6,26 +6,30 @@
 
 namespace linnet::cuda {
 
-template <class... I>
-__device__ __forceinline__ int64_t place(const View& view, I... index) {
+// A tensor is a View, or Strided, which takes a third of its bytes: a kernel's parameters are at most 4096.
+template <class Tensor, class... I>
+__device__ __forceinline__ int64_t place(const Tensor& view, I... index) {
   int64_t offset = 0;
   int i = 0;
   ((offset += static_cast<int64_t>(index) * view.stride[i++]), ...);
   return offset;
 }
-template <class... I>
-__device__ __forceinline__ float get(const View& view, I... index) {
+template <class Tensor, class... I>
+__device__ __forceinline__ float get(const Tensor& view, I... index) {
   return ptx::load(view.data, view.dtype, place(view, index...));
 }
-template <class... I>
-__device__ __forceinline__ float get_or(float absent, const View& view, I... index) {
+template <class Tensor, class... I>
+__device__ __forceinline__ float get_or(float absent, const Tensor& view, I... index) {
   return view.dtype == Dtype::none ? absent : get(view, index...);
 }
-template <class... I>
-__device__ __forceinline__ void put(const View& view, float x, I... index) {
+template <class Tensor, class... I>
+__device__ __forceinline__ void put(const Tensor& view, float x, I... index) {
   ptx::store(view.data, view.dtype, place(view, index...), x);
 }
-__device__ __forceinline__ bool is_given(const View& view) { return view.dtype != Dtype::none; }
+template <class Tensor>
+__device__ __forceinline__ bool is_given(const Tensor& view) {
+  return view.dtype != Dtype::none;
+}
 __device__ __forceinline__ int64_t get_index(const View& view, int64_t offset) {
   return view.dtype == Dtype::i64 ? static_cast<const int64_t*>(view.data)[offset]
                                   : static_cast<const int32_t*>(view.data)[offset];
