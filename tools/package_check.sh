@@ -24,7 +24,7 @@ cd "$work"
 wheels=("$root"/dist/linnet-*.whl)
 megabytes=$(($(stat -c %s "${wheels[-1]}") / 1000000))
 echo "package: ${wheels[-1]##*/}, $megabytes MB"
-((megabytes < 20)) || { echo "package: the wheel is larger than 20 MB" >&2; exit 1; }  # 16.7 MB with layers and runtime; the aim is 15
+((megabytes < 40)) || { echo "package: the wheel is larger than 40 MB" >&2; exit 1; }  # with the general GPU images of every architecture
 "$root/.venv/bin/python" -m venv "$work/venv"
 # torch of the checkout's environment, rather than another gigabyte of it.
 packages=$(cd "$work/venv"/lib/python*/site-packages && pwd)
