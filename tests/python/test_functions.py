@@ -334,15 +334,15 @@ def test_failed_call_leaves_the_state_alone():
 
 
 def test_cuda_tensors_are_answered_with_a_sentence():
-    sentence = "^softmax: q is on (cuda:0|a CUDA device); softmax has no CUDA kernels"
+    sentence = "^hierarchical: q is on (cuda:0|a CUDA device); hierarchical has no CUDA kernels"
     with torch._subclasses.fake_tensor.FakeTensorMode():
         q = torch.empty(1, 4, 2, 8, device="cuda")
         with pytest.raises(RuntimeError, match=sentence):
-            linnet.softmax(q, q, q)
+            linnet.hierarchical(q, q, q)
     if torch.cuda.is_available():
         q = torch.randn(1, 4, 2, 8, device="cuda")
         with pytest.raises(RuntimeError, match=sentence):
-            linnet.softmax(q, q, q)
+            linnet.hierarchical(q, q, q)
 
 
 def test_meta_tensors_give_shapes():
