@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,19 +29,23 @@
 #include "core/status.h"
 #include "runtime/chat.h"
 #include "runtime/sampler.h"
-#include "runtime/tokenizer.h"
+#include "runtime/tokenizer/tokenizer.h"
 
 namespace linnet {
 
 struct ModelOptions {
   std::string weights;  // f32, bf16, q8, q4: what the matrices are held in; empty: as in the file
   int threads = 0;      // 0: LINNET_THREADS, else one per core
+  // f32, bf16: what softmax attention computes in and its cache holds; empty: f32 where all matrices are f32, else bf16.
+  std::string attention;
+  std::string device;  // cpu, cuda: where the model runs; empty: cpu
 };
 
 // What `linnet info MODEL` prints.
 struct ModelSummary {
   std::string path, family, format;  // "llama", "GGUF"
   std::string weights;               // what the matrices are held in: "q4 + q8"
+  std::string attention;             // what softmax attention computes in, and its cache holds: "bf16"
   bool causal = false, images = false;
   int64_t hidden = 0, vocabulary = 0, context = 0, classes = 0;
   int64_t parameters = 0;    // numbers in all trained tensors
@@ -103,8 +108,10 @@ class Session {
   Session(Session&&) noexcept;
   Session& operator=(Session&&) noexcept;
 
-  // Feeds tokens, one or many; logits [vocabulary] are those behind the last one. On failure nothing was fed.
-  Status prefill(const std::vector<int32_t>& tokens, std::vector<float>& logits);
+  // Feeds tokens, one or many; logits [vocabulary] are those behind the last one. On failure nothing was fed. Long prompts go
+  // in pieces: `progress` gets the tokens that are done before each.
+  Status prefill(const std::vector<int32_t>& tokens, std::vector<float>& logits,
+                 const std::function<void(int64_t)>& progress = {});
   Status decode(int32_t token, std::vector<float>& logits) { return prefill({token}, logits); }
   int64_t position() const;  // tokens so far
   int64_t state_bytes() const;

@@ -13,6 +13,7 @@ struct Log {
   LogHook hook = nullptr;
   void* user = nullptr;
   std::set<std::pair<const Impl*, Pass>> said;
+  std::set<std::string> sentences;
 };
 Log& log() {
   static Log* const log = new Log;  // never destroyed: calls may outlive static objects
@@ -44,6 +45,18 @@ void log_slow(const Op& op, const Impl& row, Pass pass, const void* args, const 
     if (!reason.empty()) text += "; " + better->name + ": " + reason;
   }
   hook(text.c_str(), user);
+}
+
+void log_once(const std::string& sentence) {
+  LogHook hook = nullptr;
+  void* user = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(log().mutex);
+    if (log().hook == nullptr || !log().sentences.insert(sentence).second) return;
+    hook = log().hook;
+    user = log().user;
+  }
+  hook(sentence.c_str(), user);
 }
 
 }  // namespace linnet

@@ -5,6 +5,8 @@
 //   set_log_hook([](const char* sentence, void*) { std::fprintf(stderr, "%s\n", sentence); }, nullptr);
 #pragma once
 
+#include <string>
+
 #include "core/op.h"
 
 namespace linnet {
@@ -15,5 +17,7 @@ void set_log_hook(LogHook hook, void* user);
 
 // Says once for each operator, row and pass that this prepared call runs on a slow row, and why the better ones refuse it.
 void log_slow(const Op& op, const Impl& row, Pass pass, const void* args, const void* out);
+// Says a sentence once.
+void log_once(const std::string& sentence);
 
 }  // namespace linnet

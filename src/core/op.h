@@ -86,14 +86,23 @@ struct TensorDecl {
 
 enum class OptionKind { real, maybe_real, integer, boolean, choice, window, sizes };
 
+// What a boolean option does when it is on, where the checks of values and the random cases have to know it.
+enum class Effect {
+  none,
+  averages,          // weights are divided by their sum: a result is a mean of what it reads
+  unit_norm,         // rows are given unit norm, so that they may have any length
+  doubles_strength,  // the write strength counts twice: [0, 1] is [0, 2]
+};
+
 struct OptionDecl {
   std::string name, doc;
   OptionKind kind = OptionKind::real;
   size_t offset = 0;                 // in Args
   double low = 0, high = 0;          // inclusive range of real, maybe_real, integer, window and each of sizes
   std::vector<std::string> choices;  // choice: stored as int32_t index
-  bool sampled = true;               // random cases vary it,
-  double sampled_high = HUGE_VAL;    // up to this
+  Effect effect = Effect::none;
+  bool sampled = true;             // random cases vary it,
+  double sampled_high = HUGE_VAL;  // up to this
 };
 
 // What NaN or infinity in one token of a causal call leaves of the rows before it.
@@ -114,6 +123,14 @@ struct LetterRule {
   std::string letter;
   std::string by;                                          // empty, or the choice option that selects the expression
   std::vector<std::pair<std::string, std::string>> cases;  // (choice, expression); one entry with an empty choice otherwise
+};
+
+// Random cases with gradients of averages (Effect::averages) draw `letter` no smaller than this where `option` is `choice`: a
+// query of one feature divides out, and its gradient is what rounding leaves.
+struct LeastSize {
+  std::string letter;
+  int64_t least;
+  std::string option, choice;
 };
 
 // The letters of one call. Names point into the declaration.
@@ -188,6 +205,7 @@ struct Op {
   std::vector<AbsentDecl> absent, absent_gradients;  // of Args and of Grads
   std::vector<LetterRule> letters;
   std::vector<std::pair<std::string, std::string>> multiples;  // (H, Hkv): Hkv divides H
+  std::vector<LeastSize> least_sizes;                          // of random cases
   std::vector<Impl> impls;                                     // best last
   // Cases of `linnet bench`, one or more per line: "B=1 T=8192 H=8 K=64|128 V=K causal=1 dtype=f32|bf16 pass=fwd|fwd+bwd".
   std::vector<std::string> benchmarks;
@@ -196,6 +214,7 @@ struct Op {
   // No row depends on a later token, whatever the options; is_causal() tells it of a call.
   bool always_causal = false;
   EarlierRows earlier_rows = EarlierRows::bits;         // of a causal call
+  bool (*shares_units)(const void* args) = nullptr;     // with these options nothing is promised: all tokens share one unit
   bool growing = false;                                 // the state only grows (ungated sums): see tolerance.h
   std::vector<std::string> grows_without;               // it does when none of these inputs is given
   double (*largest_logit)(const void* args) = nullptr;  // of exponential weights, on a prepared f64 call; null: no such weights
@@ -211,6 +230,7 @@ struct Op {
   const TensorDecl* find_input(std::string_view name) const;
   const TensorDecl* find_output(std::string_view name) const;
   const OptionDecl* find_option(std::string_view name) const;
+  const OptionDecl* find_option(Effect effect) const;  // null when none has it
 };
 
 inline constexpr double kAnyReal = 1.7976931348623157e308;  // option range: any finite number
@@ -287,6 +307,7 @@ Dtype dtype_from_name(std::string_view name);  // none when unknown
 // Availability of the implementations every mechanism has: the reference, one per instruction set, and the GPU's.
 std::string always_available();
 std::string cuda_available();
+std::string hopper_available();
 template <int isa>
 std::string isa_available();
 
@@ -369,6 +390,7 @@ class Declare {
     op_.options.back().choices = std::move(choices);
     return *this;
   }
+  Declare& effect(Effect effect) { return op_.options.back().effect = effect, *this; }  // of the option declared last
   // The option declared last: random cases leave it alone, since it permits calls whose result no precision can hold.
   Declare& unsampled() { return op_.options.back().sampled = false, *this; }
   Declare& sampled_to(double high) { return op_.options.back().sampled_high = high, *this; }
@@ -386,6 +408,11 @@ class Declare {
   }
   Declare& always_causal() { return op_.always_causal = true, *this; }
   Declare& earlier_rows(EarlierRows kept) { return op_.earlier_rows = kept, *this; }
+  template <bool (*function)(const Args&)>
+  Declare& shares_units() {
+    op_.shares_units = [](const void* args) { return function(*static_cast<const Args*>(args)); };
+    return *this;
+  }
 
   Declare& letter(std::string letter, std::string expression) {
     op_.letters.push_back({std::move(letter), "", {{"", std::move(expression)}}});
@@ -393,6 +420,10 @@ class Declare {
   }
   Declare& letter_by(std::string letter, std::string option, std::vector<std::pair<std::string, std::string>> cases) {
     op_.letters.push_back({std::move(letter), std::move(option), std::move(cases)});
+    return *this;
+  }
+  Declare& least_size(std::string letter, int64_t least, std::string option, std::string choice) {
+    op_.least_sizes.push_back({std::move(letter), least, std::move(option), std::move(choice)});
     return *this;
   }
   Declare& multiple(std::string letter, std::string divisor) {
@@ -463,11 +494,13 @@ class Declare {
   // One of several ways to run on the GPU, best declared last: row `row` of the table `Rows`, whose static functions take the
   // row first: refuses(row, args, out or null, pass), workspace(row, args, pass), forward(row, args, out, launch) and, where
   // there are gradients, backward(row, args, out, grads, launch). row_name(row) is the name behind "cuda.", row_rounds(row)
-  // tells whether it rounds intermediates (tolerance.h), slow_from(row) Impl's.
+  // tells whether it rounds intermediates (tolerance.h), row_needs_hopper(row), where there is one, whether its kernels are for
+  // Hopper alone, slow_from(row) Impl's.
   template <class Rows, auto row>
   Declare& cuda_row() {
     Impl impl{.name = std::string("cuda.") + row_name(row), .device = Device::cuda, .missing = cuda_available};
     impl.rounding = row_rounds(row) ? Rounding::matrix_units : Rounding::none;
+    if constexpr (requires { row_needs_hopper(row); }) impl.missing = row_needs_hopper(row) ? hopper_available : cuda_available;
     impl.slow_from = Rows::slow_from(row);
     impl.refuses = [](const void* args, const void* out, Pass pass) {
       return Rows::refuses(row, *static_cast<const Args*>(args), static_cast<const Out*>(out), pass);

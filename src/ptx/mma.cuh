@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "ptx/fragment.cuh"
 #include "ptx/matrix.cuh"
 
 namespace linnet::ptx {
@@ -30,6 +31,11 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
   }
 }
 
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   uint4 x;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -37,6 +43,16 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
                : "r"(address)
                : "memory");
   return x;
+}
+__device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+// The same four bytes four times.
+__device__ __forceinline__ void fill_shared_16(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(x) : "memory");
+}
+__device__ __forceinline__ void store_shared_2(uint32_t address, uint16_t x) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
 }
 
 }  // namespace linnet::ptx

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "check/random.h"
-#include "core/cuda.h"
-#include "core/cuda_device.h"
+#include "core/cuda/device.h"
+#include "core/cuda/driver.h"
 #include "core/half.h"
 
 LINNET_USES_IMAGES(ptx)

@@ -1,7 +1,7 @@
 // Kernels of ptx_test.cc: each runs one function of this folder and stores what it gave.
 #include <cuda_fp16.h>
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "ptx/cluster.cuh"
 #include "ptx/layout.h"
 #include "ptx/matrix.cuh"
@@ -33,7 +33,7 @@ __device__ void store_result(const float (&d)[count], float* out, int columns) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < count; ++j) {
-    out[(16 * warp + lane / 4 + (j & 2) * 4) * columns + j / 4 * 8 + lane % 4 * 2 + (j & 1)] = d[j];
+    out[(16 * warp + lane / 4 + ptx::Fragment::below(j)) * columns + ptx::Fragment{lane}.column(j)] = d[j];
   }
 }
 

@@ -41,6 +41,13 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
       : "memory");
 }
 
+// A counter in global memory; what its writer wrote before it is seen behind this load.
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* counter) {
+  uint32_t x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
+  return x;
+}
+
 // True in one thread of the warp, all of which are here. What it decides needs no loop over threads: the compiler knows of one.
 __device__ __forceinline__ bool elect() {
   uint32_t is;
@@ -73,6 +80,11 @@ __device__ __forceinline__ bool group_any(bool mine) {
 
 // Ordinary writes to shared memory become visible to wgmma and the copy engine; in every writing thread, before the barrier.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The same number, but nothing that was computed from it before: addresses that follow from it are computed anew behind this
+// point. Where registers are short they would otherwise be kept.
+__device__ __forceinline__ void forget(int& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void forget(uint32_t& x) { asm volatile("" : "+r"(x)); }
 
 // Registers per thread of this warpgroup from here on.
 template <int count>

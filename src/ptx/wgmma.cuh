@@ -1,11 +1,12 @@
 // wgmma: products of a warpgroup (4 warps), D [64, N] += A [64, 16] B [16, N], D in registers as f32.
 //
-// Thread t of warp w holds D rows 16 w + t % 32 / 4 (and 8 below), columns 8 j + 2 (t % 4) and the next one, in d[4 j + ..]:
-// first row's two, second row's two. A in registers lies as D would, rounded and packed in pairs. B (and A) in shared memory is
-// named by a descriptor (layout.h); `transposed` says that it is MN-major.
+// Warp w holds rows 16 w and on of D, its lanes as fragment.cuh says. A in registers lies as D would, rounded and packed in
+// pairs. B (and A) in shared memory is named by a descriptor (layout.h); `transposed` says that it is MN-major.
 #pragma once
 
 #include <cstdint>
+
+#include "ptx/fragment.cuh"
 
 namespace linnet::ptx {
 

@@ -431,11 +431,11 @@ const TileFunctions<float, S>& tile_of(Isa isa) {
 }
 
 template <class S>
-class Half : public testing::Test {};
+class SimdHalf : public testing::Test {};
 using HalfTypes = testing::Types<Bf16, F16>;
-TYPED_TEST_SUITE(Half, HalfTypes);
+TYPED_TEST_SUITE(SimdHalf, HalfTypes);
 
-TYPED_TEST(Half, every_pattern_to_float) {
+TYPED_TEST(SimdHalf, every_pattern_to_float) {
   std::vector<TypeParam> x(65536);
   for (int i = 0; i < 65536; ++i) x[i].bits = static_cast<uint16_t>(i);
   for (const Isa isa : usable()) {
@@ -458,7 +458,7 @@ TYPED_TEST(Half, every_pattern_to_float) {
   }
 }
 
-TYPED_TEST(Half, floats_round_to_nearest_even) {
+TYPED_TEST(SimdHalf, floats_round_to_nearest_even) {
   std::vector<float> x;
   const uint64_t step = full_tests() ? 97 : 4999;
   for (uint64_t b = 0; b < (1ull << 32); b += step) x.push_back(float_of(static_cast<uint32_t>(b)));

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "capi/linnet_c.h"
-#include "core/call.h"
+#include "core/call/call.h"
 #include "schema.h"
 
 namespace linnet {
