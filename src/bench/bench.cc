@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "bench/work.h"
-#include "core/cuda.h"
-#include "core/json.h"
+#include "core/cuda/driver.h"
+#include "core/files/json.h"
 
 namespace linnet::bench {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "core/call.h"
+#include "core/call/call.h"
 
 namespace linnet::bench {
 namespace {

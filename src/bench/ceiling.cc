@@ -8,7 +8,7 @@
 
 #include "bench/ceiling_loops.h"
 #include "bench/timing.h"
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 
 LINNET_USES_IMAGES(bench)
 

@@ -3,15 +3,26 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
 
-#include "core/json.h"
+#include "core/files/json.h"
+#include "runtime/made_model.h"
 
 namespace linnet::bench {
 namespace {
 
 constexpr int64_t kStep = 16;              // tokens between two looks at the clock while decoding
 constexpr int kPauseMicroseconds = 40000;  // idle workers spin for a while; see bench.cc
+constexpr int64_t kLongPrompt = 2048;      // a peer's prompt from here on is not read once more to warm up
 const char* const kPeers[] = {"llama.cpp", "transformers"};
+
+constexpr int64_t kNear = 400, kFar = 100000;
+const char* const kLinearModel = R"({"model_type": "linnet", "vocab_size": 257, "hidden_size": 256, "tie_word_embeddings": true,
+  "max_position_embeddings": 131072, "linnet": {"layers": [{"mixer": "gated_deltanet", "options": {"heads": 4, "key": 64,
+  "value": 64}, "mlp": "glu", "intermediate_size": 704, "repeat": 6}]}})";
 
 std::vector<int32_t> tokens_of(const Model& model, int64_t count) {
   std::vector<int32_t> tokens(static_cast<size_t>(count));
@@ -76,11 +87,13 @@ class Ours {
 
 }  // namespace
 
-std::string ModelWork::line() const { return (decode ? "decode after " : "prefill of ") + std::to_string(tokens); }
+std::string ModelWork::line() const {
+  return (linear ? "linear layers: " : "") + std::string(decode ? "decode after " : "prefill of ") + std::to_string(tokens);
+}
 
 std::vector<ModelWork> usual_work(int64_t context) {
   std::vector<ModelWork> fitting;
-  for (const ModelWork& what : std::vector<ModelWork>{{false, 512}, {false, 5500}, {true, 400}, {true, 5500}}) {
+  for (const ModelWork& what : std::vector<ModelWork>{{false, 512}, {true, 400}, {false, 5500}, {true, 5500}}) {
     if (context <= 0 || what.tokens + 2 * kStep <= context) fitting.push_back(what);
   }
   return fitting;
@@ -97,7 +110,8 @@ Status measure_model(const Model& model, const ModelWork& what, const ModelSetti
   for (const char* peer : kPeers) {
     if (settings.peer == nullptr) break;
     ModelResult::Other other;
-    LINNET_TRY(settings.peer->open(peer_json(model, what, peer), &other.name));
+    const bool warm = what.decode || what.tokens < kLongPrompt;
+    LINNET_TRY(settings.peer->open(peer_json(model, what, peer), &other.name, warm, &result->notes));
     if (other.name.empty()) continue;
     std::vector<double> theirs;
     for (int round = 0; round < settings.rounds; ++round) {
@@ -111,6 +125,35 @@ Status measure_model(const Model& model, const ModelWork& what, const ModelSetti
   }
   if (samples.empty()) LINNET_TRY(ours.round(settings.seconds, &samples));
   result->ours = spread(std::move(samples));
+  return {};
+}
+
+Status measure_linear(int threads, const ModelSettings& settings, std::vector<ModelResult>* results) {
+  std::string folder = (std::filesystem::temp_directory_path() / "linnet_bench_XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) {
+    return impossible("bench: no folder for a model of linear layers: " + std::string(std::strerror(errno)));
+  }
+  Model model;
+  Status status = made::make(folder, kLinearModel);
+  if (status.ok()) status = Model::load(folder, {.threads = threads}, model);
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);  // what is mapped stays
+  LINNET_TRY(status);
+  const ModelWork what[2] = {{.decode = true, .tokens = kNear, .linear = true},
+                             {.decode = true, .tokens = kFar, .linear = true}};
+  Ours ours[2] = {{model, what[0]}, {model, what[1]}};
+  std::vector<double> samples[2];
+  results->assign(2, {});
+  for (size_t i = 0; i < 2; ++i) {
+    (*results)[i].what = what[i];
+    LINNET_TRY(ours[i].prepare(&(*results)[i].state_bytes));
+  }
+  const int rounds = 4 * settings.rounds;  // short ones: what disturbs the machine meets both
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < 2; ++i) LINNET_TRY(ours[i].round(settings.seconds / rounds, &samples[i]));
+  }
+  for (size_t i = 0; i < 2; ++i) (*results)[i].ours = spread(std::move(samples[i]));
+  (*results)[1].others.push_back({"the same after " + std::to_string(kNear), (*results)[0].ours});
   return {};
 }
 

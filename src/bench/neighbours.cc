@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "bench/work.h"
-#include "core/call.h"
+#include "core/call/call.h"
 
 namespace linnet::bench {
 namespace {

@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "core/json.h"
+#include "core/files/json.h"
 
 extern "C" const char linnet_peers_begin[], linnet_peers_end[];  // the Python text, embedded by cmake/embed.cmake
 
@@ -31,6 +31,12 @@ std::string find_python(const std::string& wanted) {
   return "python3";
 }
 
+std::string built_package() {
+  std::error_code error;
+  const std::filesystem::path place = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "python";
+  return !error && std::filesystem::exists(place / "linnet" / "liblinnet_torch.so", error) ? place.string() : "";
+}
+
 Status Peer::start(const std::string& python, int threads, std::unique_ptr<Peer>* peer) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
@@ -40,9 +46,11 @@ Status Peer::start(const std::string& python, int threads, std::unique_ptr<Peer>
       std::string(linnet_peers_begin, linnet_peers_end) + "\nserve(int(sys.argv[1]), int(sys.argv[2]))\n";
   const std::string count = std::to_string(threads);
   const std::string channel = std::to_string(ends[1]);
+  const std::string package = built_package();
   const pid_t child = fork();
   if (child == 0) {
     setenv("OMP_NUM_THREADS", count.c_str(), 1);
+    if (!package.empty()) setenv("LINNET_PACKAGE", package.c_str(), 1);
     fcntl(ends[1], F_SETFD, 0);  // the child inherits its end, by number
     execlp(python.c_str(), python.c_str(), "-c", script.c_str(), channel.c_str(), count.c_str(), static_cast<char*>(nullptr));
     dprintf(ends[1], "{\"error\": \"it cannot be started: %s\"}\n", std::strerror(errno));
@@ -101,13 +109,15 @@ Status Peer::ask(const std::string& line, std::string* answer) {
   }
 }
 
-Status Peer::open(const std::string& case_json, std::string* name) {
+Status Peer::open(const std::string& case_json, std::string* name, bool warm, std::vector<std::string>* notes) {
   std::string answer;
   JsonValue root;
-  LINNET_TRY(ask("{\"open\": " + case_json + "}", &answer));
+  LINNET_TRY(ask("{\"open\": " + case_json + ", \"warm\": " + (warm ? "true" : "false") + "}", &answer));
   LINNET_TRY(parse_json(answer, "peers", {}, root));
   if (root.has("error")) return impossible("peer: " + root.find("error").string());
   *name = root.find("name").string();
+  const JsonValue list = root.find("notes");
+  for (JsonItems items(list); notes != nullptr && items.next();) notes->push_back(items.value().string());
   return {};
 }
 

@@ -8,8 +8,9 @@
 //   LINNET_TRY(peer->round(0.2, &seconds));                         // call it for 0.2 s; appends the time of each call
 //
 // The child runs src/bench/peers.py with every src/mechanisms/*/*_peer.py behind it, which this library carries as text. One
-// line of JSON goes each way over a socket: {"open": case}, {"round": seconds}; answers {"name": ..}, {"seconds": [..]},
-// {"error": ..}.
+// line of JSON goes each way over a socket: {"open": case, "warm": true}, {"round": seconds}; answers {"name": .., "notes":
+// [..]},
+// {"seconds": [..]}, {"error": ..}.
 #pragma once
 
 #include <sys/types.h>
@@ -26,6 +27,9 @@ namespace linnet::bench {
 // .venv, else python3.
 std::string find_python(const std::string& wanted);
 
+// The folder of the Python package that a build has made beside this program; empty: there is none.
+std::string built_package();
+
 class Peer {
  public:
   static Status start(const std::string& python, int threads, std::unique_ptr<Peer>* peer);
@@ -35,7 +39,8 @@ class Peer {
 
   const std::string& version() const { return version_; }  // "torch 2.13.0"
   pid_t process() const { return child_; }
-  Status open(const std::string& case_json, std::string* name);
+  // warm: the work is done once before it is measured. notes: sentences about what is missing, appended.
+  Status open(const std::string& case_json, std::string* name, bool warm = true, std::vector<std::string>* notes = nullptr);
   Status round(double seconds, std::vector<double>* samples);
 
  private:

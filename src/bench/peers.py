@@ -2,7 +2,9 @@
 
 `linnet bench --peers` starts this text with a socket's number and a thread count. Each mechanism adds functions in
 src/mechanisms/<mechanism>/<mechanism>_peer.py: a function with the operator's name (for tensors on a GPU: that name and _gpu, if
-there is one) takes a Case and returns (name, call), or None where no peer offers the case; `call` does the work once. Those files stand behind this one, and a last line calls serve().
+there is one) takes a Case and returns (name, call), or None where no peer offers the case; `call` does the work once, and may
+return its seconds where it knows them better than this clock. What a user should know, a package that is missing, goes to
+`notes`. Those files stand behind this one, and a last line calls serve().
 """
 
 import json
@@ -14,6 +16,9 @@ try:
     import torch
 except ImportError as error:
     torch, why_not = None, str(error)
+
+
+notes = []  # sentences for the user, with the next answer
 
 
 class Case:
@@ -126,18 +131,20 @@ def serve(channel, threads):
                 named = function(case) if function is not None else None
                 if named is not None:
                     call = named[1]
-                    call()
+                    if message.get("warm", True):
+                        call()
                     if case.device == "cuda":
                         finish()
-                answer(name=named[0] if named is not None else "")
+                answer(name=named[0] if named is not None else "", notes=notes)
+                notes.clear()
             elif case.device == "cuda":
                 answer(seconds=gpu_round(call, message["round"]))
             else:
                 seconds, end = [], time.perf_counter() + message["round"]
                 while not seconds or time.perf_counter() < end:
                     start = time.perf_counter()
-                    call()
-                    seconds.append(time.perf_counter() - start)
+                    told = call()
+                    seconds.append(told if isinstance(told, float) else time.perf_counter() - start)
                 answer(seconds=seconds)
         except Exception as error:
             why = f"{case.op}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "bench/cases.h"
-#include "core/call.h"
-#include "core/cuda.h"
+#include "core/call/call.h"
+#include "core/cuda/driver.h"
 
 namespace linnet::bench {
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "core/letters.h"
+
 namespace linnet::check {
 namespace {
 
@@ -39,6 +41,16 @@ bool is_result(const Op& op, std::string_view name) {  // an optional output, or
   return false;
 }
 
+// A letter that the line does not give.
+int64_t standard_size(std::string_view letter, bool packed) {
+  switch (letter_named(letter).counts) {
+    case Counts::batch: return packed ? 1 : 2;
+    case Counts::tokens: return 40;
+    case Counts::heads: return 2;
+    default: return 16;
+  }
+}
+
 }  // namespace
 
 bool contains(const std::vector<std::string>& list, std::string_view item) {
@@ -59,6 +71,7 @@ std::vector<std::string> free_letters(const Op& op, const std::vector<std::strin
     if (decl.optional && !contains(with, decl.name)) continue;
     for (const std::string& word : split(decl.shape, ' ')) {
       if (word[0] >= '0' && word[0] <= '9') continue;  // a number is no letter
+      if (op.find_option(word) != nullptr) continue;   // nor is an option, whose value it is
       const size_t operation = word.find_first_of("+-*/(");
       std::string letter = word;
       if (operation == std::string::npos) {
@@ -172,8 +185,7 @@ Status parse_case(std::string_view text, Case* c) {
   if (c->backward && !op.differentiable()) return bad_input(prefix + "pass=bwd, but there is no backward");
   for (const std::string& letter : free_letters(op, c->with)) {
     const auto given = std::find_if(sizes.begin(), sizes.end(), [&](const auto& pair) { return pair.first == letter; });
-    const bool tokens = letter[0] == 'T' || letter == "S" || letter == "capacity";
-    int64_t value = letter == "B" ? (is_packed(op, c->with) ? 1 : 2) : tokens ? 40 : letter[0] == 'H' ? 2 : 16;
+    int64_t value = standard_size(letter, is_packed(op, c->with));
     if (given != sizes.end()) {
       const auto same =
           std::find_if(c->letters.begin(), c->letters.end(), [&](const auto& pair) { return pair.first == given->second; });

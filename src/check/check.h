@@ -16,7 +16,7 @@
 
 #include "check/case.h"
 #include "check/compare.h"
-#include "check/problem.h"
+#include "check/execute.h"
 
 namespace linnet::check {
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "check/plan.h"
+#include "check/poison.h"
 #include "check/sample.h"
 #include "core/half.h"
 
@@ -311,6 +313,36 @@ TEST(CaseLine, RoundTrip) {
             << line << " " << first.inputs[k].name;
       }
     }
+  }
+}
+
+// Packed calls may leave B out. Then [T, H, K] of a tensor that may also be [B, T, H] has its tokens first: with another
+// reading such calls were passed over, or (T = H) the numbers of one head replaced.
+TEST(Poison, TokensOfPackedCallsWithoutABatch) {
+  for (const char* line : {"gated_delta B=1 T=9 Hq=2 Hk=2 Hv=2 K=4 V=4 N=2 with=cu_seqlens",
+                           "gated_delta B=1 T=3 Hq=3 Hk=3 Hv=3 K=4 V=4 N=2 with=cu_seqlens",
+                           "mamba_selective_scan B=1 T=3 E=9 K=4 G=3 N=2 with=cu_seqlens"}) {
+    bool without_batch = false, with_batch = false;
+    for (int seed = 1; seed <= 8; ++seed) {
+      Case c;
+      ASSERT_TRUE(parse_case(std::string(line) + " seed=" + std::to_string(seed), &c).ok()) << line;
+      Problem problem;
+      ASSERT_TRUE(make_problem(c, &problem).ok()) << line;
+      Poisoned poisoned;
+      ASSERT_TRUE(poison(problem, static_cast<uint64_t>(seed), &poisoned)) << line << " seed " << seed;
+      const bool batched = problem.inputs[0].size[0] == 1;
+      (batched ? with_batch : without_batch) = true;
+      int64_t replaced = 0;
+      for (const Array& array : poisoned.problem.inputs) {
+        for_each(array, array.size.size(), [&](const double& x, const std::vector<int64_t>& at) {
+          if (std::isfinite(x)) return;
+          ++replaced;
+          EXPECT_EQ(at[batched ? 1 : 0], poisoned.token) << line << " " << array.name;
+        });
+      }
+      EXPECT_GT(replaced, 0) << line;
+    }
+    EXPECT_TRUE(with_batch && without_batch) << line;
   }
 }
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "check/problem.h"
+#include "check/plan.h"
 #include "core/log.h"
 
 namespace linnet::check {

@@ -62,9 +62,10 @@ Status run(const SafetensorsFile& file, Dtype dtype, const Setting&, Result* res
   const double gate = rms_gate(dtype, Pass::forward, Against::vectors, false, 0);
   const double gradient_gate = rms_gate(dtype, Pass::backward, Against::vectors, false, 0);
   MixerInputs inputs;
-  for (const char* name : {"q",      "k",      "v",   "n",       "log_alpha", "beta",   "alpha",  "delta",  "A",
-                           "b",      "c",      "d",   "nu_log",  "theta_log", "a_real", "a_imag", "b_real", "b_imag",
-                           "c_real", "c_imag", "lam", "r_logit", "i_logit",   "forget", "inp",    "outp",   "u"}) {
+  for (const char* name :
+       {"q",   "k",       "v",       "n",         "log_alpha", "beta",   "alpha",  "delta",  "A",      "b",
+        "c",   "d",       "nu_log",  "theta_log", "a_real",    "a_imag", "b_real", "b_imag", "c_real", "c_imag",
+        "lam", "r_logit", "i_logit", "forget",    "inp",       "outp",   "u",      "dt"}) {
     if (!file.has(name)) continue;
     analysis::Array& array = inputs.tensors[name];
     LINNET_TRY(stored.numbers(name, &array.values, &array.shape));

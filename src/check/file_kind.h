@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "check/check.h"
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 
 namespace linnet::check {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "core/half.h"
 
 namespace linnet::check {

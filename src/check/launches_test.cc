@@ -4,13 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
 #include <map>
+#include <regex>
 #include <set>
 
-#include "check/problem.h"
+#include "check/plan.h"
 #include "check/random.h"
 #include "check/sample.h"
-#include "core/file.h"
+#include "core/files/file.h"
 
 namespace linnet::check {
 namespace {
@@ -139,6 +141,46 @@ TEST(Launches, name_kernels_of_their_images_with_the_parameters_that_those_decla
     }
   }
   EXPECT_GE(seen.size(), 150u);
+}
+
+// The parts of an image: a header of 16 bytes, then each part with its kind (1 PTX, 2 machine code), the bytes of its own
+// header and behind it, and the compute capability.
+std::set<std::string> parts_of_image(const std::string& path) {
+  std::set<std::string> parts;
+  InputFile file;
+  EXPECT_TRUE(InputFile::open(path, file).ok()) << path;
+  std::vector<char> data(file.size());
+  EXPECT_TRUE(file.read(0, file.size(), data.data()).ok());
+  struct Part {
+    uint16_t kind, version;
+    uint32_t header;
+    uint64_t bytes;
+    uint32_t unknown[3], capability;
+  } part;
+  static_assert(sizeof part == 32);
+  for (size_t at = 16; at + sizeof part <= data.size(); at += part.header + part.bytes) {
+    std::memcpy(&part, data.data() + at, sizeof part);
+    if (part.header == 0) break;
+    parts.insert((part.kind == 1 ? "ptx " : "") + std::to_string(part.capability));
+  }
+  return parts;
+}
+
+TEST(Images, are_for_every_gpu_since_ampere_or_for_hopper_alone) {
+  const std::regex hopper(LINNET_CUDA_HOPPER), rare(LINNET_CUDA_RARE);
+  int portable = 0, tuned = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(LINNET_IMAGES_DIR)) {
+    if (entry.path().extension() != ".fatbin") continue;
+    const std::string name = "/" + std::filesystem::relative(entry.path(), LINNET_IMAGES_DIR).replace_extension(".cu").string();
+    const bool is_tuned = std::regex_search(name, hopper);
+    std::set<std::string> want{"ptx 80", "80", "90", "100", "120"};
+    if (is_tuned) want = {"90"};
+    if (std::regex_search(name, rare)) want = {"ptx 80", "90"};
+    EXPECT_EQ(parts_of_image(entry.path().string()), want) << name;
+    ++(is_tuned ? tuned : portable);
+  }
+  EXPECT_GE(portable, 45);
+  EXPECT_GE(tuned, 20);
 }
 
 }  // namespace

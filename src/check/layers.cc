@@ -40,6 +40,15 @@ std::vector<double> turned(const std::vector<double>& values, int64_t rows, int6
   return result;
 }
 
+// The shape of a file's tensor is the parameter's, but for heads that one of them has in one dimension with their channels.
+bool fits(const std::vector<int64_t>& shape, const std::vector<int64_t>& expected) {
+  if (shape == expected) return true;
+  int64_t numbers = 1, wanted = 1;
+  for (const int64_t n : shape) numbers *= n;
+  for (const int64_t n : expected) wanted *= n;
+  return numbers == wanted && shape.size() != expected.size();
+}
+
 struct Input {
   std::vector<double> values;
   std::vector<int64_t> shape;
@@ -66,7 +75,7 @@ Status read_tensors(const Record& record, const LayerFile& form, Dtype dtype, St
     std::vector<int64_t> shape, expected = parameter.shape;
     LINNET_TRY(stored->numbers(name, &values, &shape));
     if (parameter.alias.transposed) std::reverse(expected.begin(), expected.end());
-    if (shape != expected) {
+    if (!fits(shape, expected)) {
       return stored->error(name + " has shape " + layers::shape_text(shape) + ", expected " + layers::shape_text(expected));
     }
     if (parameter.alias.transposed) values = turned(values, parameter.shape[0], parameter.shape[1]);
@@ -156,7 +165,7 @@ Status run_layer(const SafetensorsFile& file, Dtype dtype, const Setting& settin
       View view;
       const bool parameter = std::any_of(record.parameters.begin(), record.parameters.end(),
                                          [&](const Parameter& p) { return p.alias.name == info.name; });
-      if (info.source != layers::Source::step || parameter || !file.has(info.name)) continue;
+      if (info.source != layers::Source::step || parameter || info.name == form->input || !file.has(info.name)) continue;
       if (!runner.value(info.name, &view).ok()) continue;
       std::vector<double> values;
       for (int64_t i = 0; i < view.elements(); ++i) values.push_back(load_f64(view.data, view.dtype, i));

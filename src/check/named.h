@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "check/tensor.h"
-#include "core/call.h"
+#include "core/call/call.h"
 
 namespace linnet::check {
 

@@ -8,45 +8,35 @@
 #include <optional>
 
 #include "check/compare.h"
+#include "core/letters.h"
 
 namespace linnet::check {
 namespace {
 
-std::vector<std::string> words_of(const std::string& shape) {
-  std::vector<std::string> words;
-  for (size_t start = 0; start < shape.size();) {
-    const size_t end = std::min(shape.find(' ', start), shape.size());
-    words.push_back(shape.substr(start, end - start));
-    start = end + 1;
+bool counts_tokens(const std::string& word) { return letter_named(word).counts == Counts::tokens; }
+
+// Packed calls may leave B out, of all tensors or of none: those with one shape tell which.
+bool batch_is_left_out(const Problem& problem) {
+  for (const Array& array : problem.inputs) {
+    const TensorDecl& decl = *problem.op->find_input(array.name);
+    const std::vector<std::string> words = words_of(decl.shape);
+    if (!decl.other_shape.empty() || decl.broadcast || words.empty() || words[0] != "B") continue;
+    return array.size.size() + 1 == words.size();
   }
-  return words;
+  return false;
 }
 
-bool counts_tokens(const std::string& word) { return word == "S" || word == "T" || (word.size() == 2 && word[0] == 'T'); }
-
-// The words of the shape that an array has: the second one where its rank tells so, the last ones where B is left out.
-std::vector<std::string> shape_of(const TensorDecl& decl, const Array& array) {
-  std::vector<std::string> words = words_of(decl.shape);
-  if (const std::vector<std::string> other = words_of(decl.other_shape); !other.empty() && other.size() == array.size.size()) {
-    words = other;
+// The words of the shape that an array has: of its two, that of its rank. [T, G, K] without B is not [B, T, K].
+std::vector<std::string> shape_of(const TensorDecl& decl, const Array& array, bool without_batch) {
+  for (const std::string& shape : {decl.shape, decl.other_shape}) {
+    std::vector<std::string> words = words_of(shape);
+    if (without_batch && !words.empty() && words[0] == "B") words.erase(words.begin());
+    if (!words.empty() && words.size() == array.size.size()) return words;
   }
+  std::vector<std::string> words = words_of(decl.shape);  // fewer, aligned at the last one
   if (words.size() < array.size.size()) return {};
   words.erase(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(words.size() - array.size.size()));
   return words;
-}
-
-// Calls use(element, coordinates).
-template <class Values, class Use>
-void for_each(const std::vector<int64_t>& size, Values& values, const Use& use) {
-  std::vector<int64_t> at(size.size());
-  for (size_t i = 0; i < values.size(); ++i) {
-    auto rest = static_cast<int64_t>(i);
-    for (size_t d = size.size(); d-- > 0;) {
-      at[d] = rest % size[d];
-      rest /= size[d];
-    }
-    use(i, at);
-  }
 }
 
 // Numbers that an operator refuses where they are not finite are left alone.
@@ -74,13 +64,15 @@ bool poison(const Problem& problem, uint64_t seed, Poisoned* poisoned) {
     if (!call.set_option(name, value).ok()) return false;
   }
   if (!is_causal(op, call.args()) || op.earlier_rows == EarlierRows::nothing) return false;
+  if (op.shares_units != nullptr && op.shares_units(call.args())) return false;
   // One number of tokens, and one packing: with several, which key is "later" depends on how the operator aligns them.
+  const bool without_batch = batch_is_left_out(problem);
   std::optional<int64_t> tokens;
   int packings = 0;
   for (const Array& array : problem.inputs) {
     const TensorDecl& decl = *op.find_input(array.name);
     packings += decl.values == Values::offsets;
-    const std::vector<std::string> words = shape_of(decl, array);
+    const std::vector<std::string> words = shape_of(decl, array, without_batch);
     for (size_t d = 0; d < words.size(); ++d) {
       if (!counts_tokens(words[d]) || (decl.broadcast && array.size[d] == 1)) continue;
       if (tokens.has_value() && *tokens != array.size[d]) return false;
@@ -96,15 +88,15 @@ bool poison(const Problem& problem, uint64_t seed, Poisoned* poisoned) {
   for (Array& array : poisoned->problem.inputs) {
     const TensorDecl& decl = *op.find_input(array.name);
     if (!is_float(array.dtype) || !may_be_poisoned(decl)) continue;
-    const std::vector<std::string> words = shape_of(decl, array);
+    const std::vector<std::string> words = shape_of(decl, array, without_batch);
     const bool batched = !words.empty() && words[0] == "B" && array.size[0] > 0 && !(decl.broadcast && array.size[0] == 1);
     bool here = false;
-    for_each(array.size, array.values, [&](size_t i, const std::vector<int64_t>& at) {
+    for_each(array, array.size.size(), [&](double& x, const std::vector<int64_t>& at) {
       bool hit = false;
       for (size_t d = 0; d < words.size(); ++d) hit |= counts_tokens(words[d]) && at[d] == poisoned->token && array.size[d] > 1;
       if (!hit || (batched && at[0] != static_cast<int64_t>(seed / 7) % array.size[0])) return;
       if (batched) poisoned->row = at[0];
-      array.values[i] = value;
+      x = value;
       here = true;
     });
     poisoned->apart &= !here || batched;
@@ -116,11 +108,12 @@ bool poison(const Problem& problem, uint64_t seed, Poisoned* poisoned) {
 std::vector<std::string> poison_faults(const Poisoned& poisoned, const std::vector<Array>& before,
                                        const std::vector<Array>& after) {
   std::vector<std::string> faults;
+  const bool without_batch = batch_is_left_out(poisoned.problem);
   for (const Array& result : after) {
     const TensorDecl* decl = poisoned.problem.op->find_output(result.name);
     const Array* whole = find_array(before, result.name);
     if (decl == nullptr || whole == nullptr) continue;  // a state belongs to the last token
-    const std::vector<std::string> words = shape_of(*decl, result);
+    const std::vector<std::string> words = shape_of(*decl, result, without_batch);
     size_t tokens = words.size();
     // Rows of queries (T, Tq). Those of keys (S) may be in units of all of them: phi_k of features.
     for (size_t d = 0; d < words.size(); ++d)
@@ -138,13 +131,13 @@ std::vector<std::string> poison_faults(const Poisoned& poisoned, const std::vect
       return !bits && std::isfinite(after_it) && std::isfinite(before_it) && std::abs(after_it - before_it) <= allowed;
     };
     bool changed = false;
-    for_each(result.size, result.values, [&](size_t i, const std::vector<int64_t>& at) {
+    for_each(result, result.size.size(), [&](const double& x, const std::vector<int64_t>& at) {
+      const size_t i = static_cast<size_t>(&x - result.values.data());
       const bool other = batched && poisoned.apart && at[0] != poisoned.row;
-      if (changed || !(other || at[tokens] + poisoned.tile <= poisoned.token) || kept(result.values[i], whole->values[i]))
-        return;
+      if (changed || !(other || at[tokens] + poisoned.tile <= poisoned.token) || kept(x, whole->values[i])) return;
       changed = true;
       char values[64];
-      std::snprintf(values, sizeof values, " becomes %.9g from %.9g", result.values[i], whole->values[i]);
+      std::snprintf(values, sizeof values, " becomes %.9g from %.9g", x, whole->values[i]);
       faults.push_back(result.name + place_text(static_cast<int64_t>(i), result.size) + values + " when token " +
                        std::to_string(poisoned.token) + " of batch row " + std::to_string(poisoned.row) + " is not finite");
     });

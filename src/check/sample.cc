@@ -4,23 +4,13 @@
 #include <charconv>
 #include <cmath>
 
-#include "check/problem.h"
+#include "check/plan.h"
+#include "core/letters.h"
 
 namespace linnet::check {
 namespace {
 
-enum class Kind { batch, tokens, heads, channels, sequences, entries };
-
-Kind kind_of(const std::string& letter) {
-  if (letter == "B") return Kind::batch;
-  if (letter[0] == 'T' || letter == "S" || letter == "capacity") return Kind::tokens;
-  if (letter[0] == 'H') return Kind::heads;
-  for (const char* channels : {"D", "E", "I", "K", "O", "R", "V"}) {
-    if (letter == channels) return Kind::channels;
-  }
-  if (letter == "N") return Kind::sequences;
-  return Kind::entries;
-}
+Counts counts_of(const std::string& letter) { return letter_named(letter).counts; }
 
 int64_t draw_tokens(Random& random) {
   const double kind = random.uniform();
@@ -33,15 +23,15 @@ int64_t draw_tokens(Random& random) {
   return random.between(300, 4500);
 }
 
-int64_t draw_size(Kind kind, Random& random) {
+int64_t draw_size(Counts kind, Random& random) {
   switch (kind) {
-    case Kind::batch: return random.chance(0.02) ? 0 : random.pick({1, 1, 2, 3});
-    case Kind::tokens: return draw_tokens(random);
-    case Kind::heads: return random.pick({1, 1, 2, 3, 4, 6, 8});
-    case Kind::channels:
+    case Counts::batch: return random.chance(0.02) ? 0 : random.pick({1, 1, 2, 3});
+    case Counts::tokens: return draw_tokens(random);
+    case Counts::heads: return random.pick({1, 1, 2, 3, 4, 6, 8});
+    case Counts::channels:
       return random.pick({1, 2, 3, 4, 5, 7, 8, 12, 16, 16, 17, 24, 31, 32, 32, 33, 40, 48, 64, 64, 65, 80, 96, 128});
-    case Kind::sequences: return random.between(1, 6);
-    case Kind::entries: return random.chance(0.02) ? 0 : random.pick({1, 2, 3, 4, 5, 8, 16, 17});
+    case Counts::sequences: return random.between(1, 6);
+    case Counts::entries: return random.chance(0.02) ? 0 : random.pick({1, 2, 3, 4, 5, 8, 16, 17});
   }
   return 1;
 }
@@ -54,16 +44,16 @@ void draw_letters(Case* c, Random& random) {
   const Op& op = *c->op;
   c->letters.clear();
   const bool same_tokens = random.chance(0.6), same_channels = random.chance(0.4);
-  const int64_t tokens = draw_tokens(random), channels = draw_size(Kind::channels, random);
+  const int64_t tokens = draw_tokens(random), channels = draw_size(Counts::channels, random);
   for (const std::string& letter : free_letters(op, c->with)) {
-    const Kind kind = kind_of(letter);
+    const Counts kind = counts_of(letter);
     int64_t value = draw_size(kind, random);
-    if (kind == Kind::tokens && same_tokens) value = tokens;
-    if (kind == Kind::channels && same_channels) value = channels;
+    if (kind == Counts::tokens && same_tokens) value = tokens;
+    if (kind == Counts::channels && same_channels) value = channels;
     // A state in place is continued by few tokens.
     if (letter == "T" && has_state(op)) value = random.pick({1, 1, 1, 2, 3, 4, 8, 0});
     if (letter == "capacity") value = draw_tokens(random) + 4;
-    if (kind == Kind::batch && is_packed(op, c->with)) value = 1;
+    if (kind == Counts::batch && is_packed(op, c->with)) value = 1;
     // Nodes of a tree: its leaves (the tokens, drawn before) and some more.
     for (const TensorDecl& decl : op.inputs) {
       if (decl.values != Values::tree || decl.shape != letter) continue;
@@ -99,29 +89,32 @@ void draw_letters(Case* c, Random& random) {
 // kIndependent of them: one token, tokens that repeat, and narrow states have one or few for each batch row and head, the
 // gradient of a parameter one for each head.
 // Tokens that repeat reflect nothing and forget nothing for good: what many equal corrections leave of a state is a product of
-// as many factors (recurrence.md section 3 gives the figures), so every result has its incoming gradient then.
+// as many factors, so every result has its incoming gradient then.
 constexpr int64_t kIndependent = 8;
 void draw_enough(Case* c) {
   const Op& op = *c->op;
   const bool packed = is_packed(op, c->with);
-  const auto chosen = [&](const char* name, const char* value) {
+  const auto chosen = [&](const std::string& name, const char* value) {
     return std::count(c->options.begin(), c->options.end(), std::pair<std::string, std::string>(name, value)) > 0;
   };
   // Normalised weights of one token, or of equal ones, average what they read: dq and dk are then what rounding leaves. So is
-  // dq where a query has one feature, which divides out: dpfp of two channels is the product of their magnitudes.
-  if (c->backward && chosen("normalize", "1")) {
+  // dq where a query has one feature, which divides out (LeastSize).
+  const OptionDecl* averages = op.find_option(Effect::averages);
+  if (c->backward && averages != nullptr && chosen(averages->name, "1")) {
     std::erase(c->values, "repeated");
     for (auto& [letter, value] : c->letters) {
-      if ((letter == "T" || letter == "S") && value == 1) value = 2;
-      if (letter == "K" && chosen("map", "dpfp")) value = std::max<int64_t>(value, 3);
+      if (counts_of(letter) == Counts::tokens && value == 1) value = 2;
+      for (const LeastSize& size : op.least_sizes) {
+        if (letter == size.letter && chosen(size.option, size.choice.c_str())) value = std::max(value, size.least);
+      }
     }
   }
   int64_t most = 0, heads = 0, width = kIndependent, *batch = nullptr, *tokens = nullptr;
   for (auto& [letter, value] : c->letters) {
     if (letter == "B") batch = &value;
     if (letter == "T" || letter == "Tq") tokens = &value;
-    if (kind_of(letter) == Kind::channels) width = std::min(width, value);
-    if (letter[0] != 'H' && letter != "G") continue;
+    if (counts_of(letter) == Counts::channels) width = std::min(width, value);
+    if (counts_of(letter) != Counts::heads && letter != "G") continue;  // groups of heads
     heads = heads == 0 ? value : std::min(heads, value);
     most = std::max(most, value);
   }
@@ -129,8 +122,9 @@ void draw_enough(Case* c) {
   const bool repeated = c->has_value("repeated");
   if (repeated) {
     for (const TensorDecl& decl : op.outputs) std::erase(c->skip, "d" + decl.name);
-    std::erase_if(c->options, [](const auto& option) {
-      return option.first == "double_beta" || (option.first == "scale" && option.second == "0");
+    std::erase_if(c->options, [&](const auto& option) {
+      return op.find_option(option.first)->effect == Effect::doubles_strength ||
+             (option.first == "scale" && option.second == "0");
     });
   }
   const bool parameter = std::any_of(op.inputs.begin(), op.inputs.end(), [&](const TensorDecl& decl) {
@@ -139,7 +133,7 @@ void draw_enough(Case* c) {
   });
   if (c->backward && parameter && most > 0) {
     for (auto& [letter, value] : c->letters) {
-      if (letter[0] == 'H') value *= (kIndependent + most - 1) / most;
+      if (counts_of(letter) == Counts::heads) value *= (kIndependent + most - 1) / most;
     }
   }
   if (batch == nullptr || *batch == 0 || tokens == nullptr || *tokens == 0) return;
@@ -252,10 +246,10 @@ bool fit(Case* c, const Cost& limit) {
     if (cost.flops <= limit.flops && cost.bytes <= limit.bytes) return true;
     int64_t most = 0;
     for (const auto& [letter, value] : c->letters) {
-      if (kind_of(letter) != Kind::heads) most = std::max(most, value);
+      if (counts_of(letter) != Counts::heads) most = std::max(most, value);
     }
     for (auto& [letter, value] : c->letters) {  // equal ones together: T and S of a causal call
-      if (value == most && kind_of(letter) != Kind::heads) value /= 2;
+      if (value == most && counts_of(letter) != Counts::heads) value /= 2;
     }
     if (most <= 1) return false;
   }

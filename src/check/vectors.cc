@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "check/layers.h"
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 
 namespace linnet::check {
 namespace {

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 
 namespace linnet::check {
 namespace {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "bench/work.h"
-#include "core/call.h"
+#include "core/call/call.h"
 
 namespace linnet::compare {
 

@@ -7,7 +7,7 @@
 #include "bench/machine.h"
 #include "bench/work.h"
 #include "compare/binding.h"
-#include "core/call.h"
+#include "core/call/call.h"
 #include "core/executor.h"
 
 namespace linnet::compare {

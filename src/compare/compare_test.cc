@@ -52,7 +52,7 @@ const VariantResult& find(const Comparison& c, const std::string& name) {
   return c.variants.front();
 }
 
-TEST(Compare, facts_that_follow_from_the_declarations) {
+TEST(Comparison, facts_that_follow_from_the_declarations) {
   const Comparison c = run(random_input(48, 4, 2, 16, 16));
   const VariantResult& exact = c.variants.front();
   EXPECT_EQ(exact.name, "softmax exact");
@@ -81,8 +81,8 @@ TEST(Compare, facts_that_follow_from_the_declarations) {
 }
 
 // Every mechanism that is attention has a row, also on an input that is not causal. (recurrence is what its members share.)
-TEST(Compare, every_mechanism_is_there) {
-  std::set<std::string> missing = {}, none = {"activation", "causal_conv", "dense",    "embedding",      "l2_norm",
+TEST(Comparison, every_mechanism_is_there) {
+  std::set<std::string> missing = {}, none = {"activation", "causal_conv", "dense",    "embedding",      "grid_conv", "l2_norm",
                                               "layer_norm", "recurrence",  "rms_norm", "rms_norm_gated", "rotary"};
   for (const Op* op : all_ops()) {
     if (none.count(op->mechanism) == 0) missing.insert(op->mechanism);
@@ -133,7 +133,7 @@ TEST(Binding, words) {
   EXPECT_NE(Binding(op, "colour=1").bind({q.view(), k.view(), k.view()}, true, true, &call, &dims).message(), "");
 }
 
-TEST(Compare, equal_keys_leave_only_the_average) {
+TEST(Comparison, equal_keys_leave_only_the_average) {
   Input in = random_input(20, 2, 1, 8, 8);
   std::fill(in.layers[0].k.begin(), in.layers[0].k.end(), 0.5);
   for (const bool causal : {false, true}) {
@@ -144,14 +144,14 @@ TEST(Compare, equal_keys_leave_only_the_average) {
   }
 }
 
-TEST(Compare, the_scale_goes_into_the_queries) {
+TEST(Comparison, the_scale_goes_into_the_queries) {
   Input in = random_input(32, 2, 2, 16, 16), scaled = in;
   scaled.scale = in.scale / 4;
   for (double& x : scaled.layers[0].q) x *= 4;
   EXPECT_NEAR(find(run(in), "linear relu").error, find(run(scaled), "linear relu").error, kGate);
 }
 
-TEST(Compare, lengths_repeat_the_tokens) {
+TEST(Comparison, lengths_repeat_the_tokens) {
   Input in = random_input(3, 1, 1, 2, 2);
   const std::vector<double> q = in.layers[0].q;
   set_length(5, &in);
@@ -162,7 +162,7 @@ TEST(Compare, lengths_repeat_the_tokens) {
   EXPECT_EQ(in.layers[0].q.size(), 4u);
 }
 
-TEST(Compare, the_sample_is_built_in) {
+TEST(Comparison, the_sample_is_built_in) {
   Input in;
   ASSERT_TRUE(read_sample(&in).ok());
   EXPECT_EQ(shape_text(in), "[1, 256, 12, 32]");

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "compare/compare.h"
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 
 extern "C" const char linnet_sample_begin[], linnet_sample_end[];  // data/attention_sample.safetensors, by cmake/embed.cmake
 
