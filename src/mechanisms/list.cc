@@ -22,7 +22,7 @@ const Op* find_op(std::string_view name) {
   return nullptr;
 }
 
-void know_all_ops(const Op* (*find)(std::string_view name));  // op.cc
+void know_all_ops(const Op* (*find)(std::string_view name));  // core/call/choose.cc
 namespace {
 // Where this file is linked, every operator is, and a name in LINNET_IMPL can be told to be none of them.
 [[maybe_unused]] const bool known = (know_all_ops(find_op), true);

@@ -15,6 +15,15 @@ const std::vector<std::string>& gates() {
   return names;
 }
 
+// A second tensor of another rank would be one for all heads, whose gradient is a sum that nobody asked for yet.
+Status check_ranks(const char* op, const char* name, const View& x, const View& y, const char* like) {
+  if (x.rank == y.rank) return {};
+  return bad_input(std::string(op) + ": " + name + " has rank " + std::to_string(y.rank) + ", expected " +
+                   std::to_string(x.rank) + " (same as " + like + ")");
+}
+Status check_glu(const GluArgs& args, const Dims&) { return check_ranks("glu", "up", args.gate, args.up, "gate"); }
+Status check_add(const AddArgs& args, const Dims&) { return check_ranks("add", "y", args.x, args.y, "x"); }
+
 // `tensors` of a call are read or written; an elementary function counts 16.
 Cost cost_of(const View& x, double flops, double tensors) {
   const double elements = static_cast<double>(x.elements());
@@ -67,6 +76,7 @@ const Op& glu_op() {
           .output("out", &O::out, "B T H D", "act(gate) up").or_shape("B T D").grad(&G::dout)
           .option("act", &A::act, gates(), "x sigmoid(x), x Phi(x) and its tanh form, sigmoid, relu")
           .always_causal()
+          .check<check_glu>()
           .cost<cost_glu>()
           .bench("B=1 T=2048 H=1 D=1536 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 T=2048 H=1 D=1536 act=gelu|gelu_tanh dtype=f32 pass=fwd|fwd+bwd")
@@ -90,6 +100,7 @@ const Op& add_op() {
           .output("out", &O::out, "B T H D", "x + scale y").or_shape("B T D").grad(&G::dout)
           .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies y")
           .always_causal()
+          .check<check_add>()
           .cost<cost_add>()
           .bench("B=1 T=8192 H=1 D=576 dtype=f32|bf16 pass=fwd")
           .gpu_bench("B=16 T=2048 H=1 D=2048 dtype=bf16 pass=fwd")

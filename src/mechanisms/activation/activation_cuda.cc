@@ -20,7 +20,6 @@ void run_elements(const Launch& launch, Elements e) {
   const int64_t vector = kVectorBytes / dtype_size(like.dtype);
   e.whole = all_whole(e.x, e.y, e.dout, e.out, e.dx, e.dy);
   e.dense = e.whole && all_dense(e.x, e.y, e.dout, e.out, e.dx, e.dy);
-  for (const View* view : views) e.dense = e.dense && (!view->given() || view->size[2] == like.size[2]);
   e.per_row = static_cast<int32_t>(divide_up(e.D, vector));
   e.pieces = like.size[0] * e.T * e.H * e.per_row;
   const auto name = [&] {
@@ -35,11 +34,6 @@ void run_elements(const Launch& launch, Elements e) {
     return LINNET_BY_TYPE(add_back, like.dtype);
   };
   enqueue(launch, {"activation/activation_cuda", name(), 256}, {divide_up(e.pieces, 512)}, e);
-}
-
-const char* refuses_shapes(const View& x, const View& y, Pass pass) {
-  if (pass == Pass::backward && x.rank != y.rank) return "the CUDA backward takes two tensors of one shape";
-  return refuses_f64(x.dtype);
 }
 
 }  // namespace
@@ -65,7 +59,7 @@ void activation_backward(const ActivationArgs& args, const ActivationOut&, const
   run_elements(launch, e);
 }
 
-const char* glu_refuses(const GluArgs& args, Pass pass) { return refuses_shapes(args.gate, args.up, pass); }
+const char* glu_refuses(const GluArgs& args, Pass) { return refuses_f64(args.gate.dtype); }
 int64_t glu_workspace(const GluArgs&, Pass, int) { return 0; }
 void glu_forward(const GluArgs& args, const ActivationOut& out, const Launch& launch) {
   Elements e;
@@ -88,7 +82,7 @@ void glu_backward(const GluArgs& args, const ActivationOut&, const GluGrads& gra
   run_elements(launch, e);
 }
 
-const char* add_refuses(const AddArgs& args, Pass pass) { return refuses_shapes(args.x, args.y, pass); }
+const char* add_refuses(const AddArgs& args, Pass) { return refuses_f64(args.x.dtype); }
 int64_t add_workspace(const AddArgs&, Pass, int) { return 0; }
 void add_forward(const AddArgs& args, const ActivationOut& out, const Launch& launch) {
   Elements e;

@@ -1,4 +1,6 @@
 // activation, glu and add: agreement with the reference, gradients, known values.
+#include "mechanisms/activation/activation.h"
+
 #include "check/agreement.h"
 #include "check/named.h"
 
@@ -60,6 +62,39 @@ TEST(Activation, Extremes) {
     if (act == "exp") continue;
     const check::Tensor y = check::out_of("activation", {{"x", x}}, {{"act", act}});
     EXPECT_TRUE(std::isfinite(y.get(0)) && std::isfinite(y.get(1))) << act;
+  }
+}
+
+TEST(Activation, TwoTensorsHaveOneRank) {
+  std::vector<float> numbers(24), out(24);
+  const View four = View::dense(numbers.data(), Dtype::f32, {1, 2, 3, 4}),
+             three = View::dense(numbers.data(), Dtype::f32, {1, 2, 4});
+  const ActivationOut result{View::dense(out.data(), Dtype::f32, {1, 2, 3, 4})};
+  EXPECT_EQ(add({.x = four, .y = three}, result, {}).message(), "add: y has rank 3, expected 4 (same as x)");
+  EXPECT_EQ(glu({.gate = four, .up = three}, result, {}).message(), "glu: up has rank 3, expected 4 (same as gate)");
+  EXPECT_TRUE(add({.x = four, .y = four}, result, {}).ok());
+}
+
+// A y that is one row for all tokens (stride 0): dy has a row for each token, to be summed by the caller. A dy that is itself
+// one row would keep the last token's alone, and is refused.
+TEST(Activation, OneRowForAllTokens) {
+  std::vector<double> x(12), y = {1, 2, 3, 4}, out(12), dout(12), dy(12);
+  for (int i = 0; i < 12; ++i) dout[i] = x[i] = i;
+  const auto view = [](std::vector<double>& of) { return View::dense(of.data(), Dtype::f64, {1, 3, 4}); };
+  View repeated = view(x);
+  repeated.data = y.data();
+  repeated.stride[1] = 0;
+  for (const char* impl : {"", "ref"}) {
+    const Context context{.impl = impl};
+    const AddArgs args{.x = view(x), .y = repeated, .scale = 0.5};
+    ASSERT_TRUE(add(args, {view(out)}, context).ok());
+    EXPECT_EQ(out[9], x[9] + 0.5 * y[1]);
+    AddGrads grads{.dout = view(dout), .dx = {}, .dy = view(dy)};
+    ASSERT_TRUE(add_backward(args, {view(out)}, grads, context).ok());
+    for (int i = 0; i < 12; ++i) EXPECT_EQ(dy[i], 0.5 * dout[i]) << i;
+    grads.dy = repeated;
+    EXPECT_EQ(add_backward(args, {view(out)}, grads, context).message(),
+              "add: dy has stride 0 in dimension 1, but it is written and may not overlap itself");
   }
 }
 

@@ -2,7 +2,7 @@
 #include "causal_conv_cuda.h"
 
 #include "causal_conv.h"
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "core/sequence.h"
 
 LINNET_USES_IMAGES(causal_conv)

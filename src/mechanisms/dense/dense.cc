@@ -24,6 +24,12 @@ Cost cost_quantised(const DenseQuantisedArgs& args, const Dims& dims, Pass) {
                  bytes_of(args.codes) + bytes_of(args.scale) + bytes_of(args.offset) + bytes_of(args.bias));
 }
 
+Cost cost_heads(const DenseHeadsArgs& args, const Dims& dims, Pass) {
+  const double rows = static_cast<double>(dims["B"] * dims["T"] * dims["H"]), K = static_cast<double>(dims["K"]);
+  const double F = static_cast<double>(dims["F"]), size = static_cast<double>(dtype_size(args.x.dtype));
+  return {2 * rows * K * F, bytes_of(args.weight) + bytes_of(args.bias) + rows * (K + F) * size};
+}
+
 Status check_quantised(const DenseQuantisedArgs& args, const Dims& dims) {
   if (dims["I"] % 32 != 0) {
     return bad_input("dense_quantised: x has " + std::to_string(dims["I"]) + " channels, expected a multiple of 32");
@@ -65,6 +71,26 @@ const Op& dense_op() {
   return op;
 }
 
+const Op& dense_heads_op() {
+  using A = DenseHeadsArgs;
+  using O = DenseOut;
+  static const Op op =
+      Declare<A, O, DenseNoGrads>("dense_heads", "dense", "a linear map of its own for each head")
+          .equation("out_h = x_h weight_h + bias_h")
+          .input("x", &A::x, "B T H K", "rows")
+          .input("weight", &A::weight, "H K F", "a matrix for each head").element(Element::param)
+          .input("bias", &A::bias, "H F", "added to each row").element(Element::param).optional()
+          .output("out", &O::out, "B T H F", "the mapped rows")
+          .always_causal()
+          .cost<cost_heads>()
+          .bench("B=1 T=512 H=9 K=64 F=32|64 dtype=f32|bf16 pass=fwd")
+          .bench("B=1 T=1 H=32 K=128 F=64 dtype=f32 pass=fwd")
+          .impl<ref::dense_heads_forward, nullptr, ref::dense_heads_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(dense_heads)
+          .cuda<cuda::dense_heads_forward, nullptr, cuda::dense_heads_workspace, cuda::dense_heads_refuses>();
+  return op;
+}
+
 const Op& dense_quantised_op() {
   using A = DenseQuantisedArgs;
   using O = DenseOut;
@@ -79,7 +105,7 @@ const Op& dense_quantised_op() {
           .output("out", &O::out, "B T O", "the mapped rows")
           .option("outputs", &A::outputs, 0, kAnyCount, "how many outputs; the last panel may hold fewer than 16; 0: 16 for each panel")
           .option("bits", &A::bits, {"8", "4"}, "of a code")
-          .option("rounding", &A::rounding, {"none", "int8"}, "what each group of x is rounded to first; int8 runs on integer dot products")
+          .option("rounding", &A::rounding, {"none", "int8", "int16"}, "what each group of x is rounded to first: 8 bits, or 8 bits and 8 more of what is left; both run on integer dot products")
           .letter("groups", "I//32")
           .letter("W", "16")
           .letter("O", "outputs+16*panels*(1//(outputs+1))")  // outputs, or 16 panels where outputs is 0
@@ -87,10 +113,11 @@ const Op& dense_quantised_op() {
           .check<check_quantised>()
           .always_causal()
           .cost<cost_quantised>()
-          .bench("B=1 T=1 I=2048 panels=1024 bits=8|4 rounding=none|int8 dtype=f32 pass=fwd")
-          .bench("B=1 T=512 I=576 panels=96 bits=8|4 rounding=none|int8 dtype=f32 pass=fwd")
+          .bench("B=1 T=1 I=2048 panels=1024 bits=8|4 rounding=none|int8|int16 dtype=f32 pass=fwd")
+          .bench("B=1 T=512 I=576 panels=96 bits=8|4 rounding=none|int8|int16 dtype=f32 pass=fwd")
           .impl<ref::dense_quantised_forward, nullptr, ref::dense_quantised_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(dense_quantised) LINNET_DENSE_VNNI(dense_quantised);
+          LINNET_ISA_IMPLS_FORWARD(dense_quantised) LINNET_DENSE_VNNI(dense_quantised)
+          .cuda<cuda::dense_quantised_forward, nullptr, cuda::dense_quantised_workspace, cuda::dense_quantised_refuses>();
   return op;
 }
 // clang-format on
@@ -100,6 +127,12 @@ Status dense(const DenseArgs& args, const DenseOut& out, const Context& context)
 }
 int64_t dense_workspace(const DenseArgs& args, const Context& context) {
   return workspace_bytes(dense_op(), Pass::forward, &args, context);
+}
+Status dense_heads(const DenseHeadsArgs& args, const DenseOut& out, const Context& context) {
+  return run(dense_heads_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t dense_heads_workspace(const DenseHeadsArgs& args, const Context& context) {
+  return workspace_bytes(dense_heads_op(), Pass::forward, &args, context);
 }
 Status dense_quantised(const DenseQuantisedArgs& args, const DenseOut& out, const Context& context) {
   return run(dense_quantised_op(), Pass::forward, &args, &out, nullptr, context);

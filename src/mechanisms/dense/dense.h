@@ -12,9 +12,14 @@
 //
 // in panels of 16 outputs (dense_pack.h says how they lie and makes them from GGUF blocks or from floats).
 //
+// dense_heads: a map of its own for each head, as feature maps of converted attention have it:
+//
+//   out[t, h, f] = sum_k x[t, h, k] weight[h, k, f] + bias[h, f]
+//
 // `rounding` says what x may lose, and the reference loses it too: bf16 rounds x to bf16 (then bf16 weights run on the bf16 dot
 // products), int8 rounds each group of 32 of x to 8 bits (then the products run on integers, as llama.cpp does):
-//   s = max |x_i| / 127,   x_i := s round(x_i / s), in float, ties to even.
+//   s = max |x_i| / 127,   x_i := s round(x_i / s), in float, ties to even;
+// int16 adds what the same rounding makes of the rest, x_i - s round(x_i / s).
 #pragma once
 
 #include "../../core/args.h"
@@ -37,7 +42,7 @@ Status dense(const DenseArgs& args, const DenseOut& out, const Context& context)
 int64_t dense_workspace(const DenseArgs& args, const Context& context);
 
 enum class QuantisedBits : int32_t { eight, four };
-enum class QuantisedRounding : int32_t { none, int8 };
+enum class QuantisedRounding : int32_t { none, int8, int16 };
 struct DenseQuantisedArgs {
   View x;               // [B, T, I], I a multiple of 32
   View codes;           // [panels, I / 32, 512 or 256] bytes
@@ -52,8 +57,20 @@ const Op& dense_quantised_op();
 Status dense_quantised(const DenseQuantisedArgs& args, const DenseOut& out, const Context& context);
 int64_t dense_quantised_workspace(const DenseQuantisedArgs& args, const Context& context);
 
+struct DenseHeadsArgs {
+  View x;       // [B, T, H, K]
+  View weight;  // [H, K, F]
+  View bias;    // [H, F]; absent = 0
+};
+const Op& dense_heads_op();
+Status dense_heads(const DenseHeadsArgs& args, const DenseOut& out, const Context& context);  // out [B, T, H, F]
+int64_t dense_heads_workspace(const DenseHeadsArgs& args, const Context& context);
+
 LINNET_KERNELS(dense, DenseArgs, DenseOut, DenseNoGrads)
+LINNET_KERNELS(dense_heads, DenseHeadsArgs, DenseOut, DenseNoGrads)
+LINNET_CUDA_KERNELS(dense_heads, DenseHeadsArgs, DenseOut, DenseNoGrads)
 LINNET_KERNELS(dense_quantised, DenseQuantisedArgs, DenseOut, DenseNoGrads)
+LINNET_CUDA_KERNELS(dense_quantised, DenseQuantisedArgs, DenseOut, DenseNoGrads)
 LINNET_KERNELS_IN(avx512_bf16, dense, DenseArgs, DenseOut, DenseNoGrads)
 LINNET_KERNELS_IN(avx512_vnni, dense_quantised, DenseQuantisedArgs, DenseOut, DenseNoGrads)
 

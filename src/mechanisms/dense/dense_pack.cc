@@ -75,7 +75,6 @@ Status dense_quantise(const View& weight, QuantisedBits bits, const View& codes,
     return bad_input(std::string("dense_quantise: ") + (view == &scale ? "scale" : "offset") + " has another shape than [" +
                      std::to_string(panels) + ", " + std::to_string(groups) + ", 16] of f32, bf16 or f16");
   }
-  if (eight && offset.given()) return bad_input("dense_quantise: offset is given for 8 bits, expected none");
   for (int64_t o = 0; o < panels * kPanel; ++o) {
     const int64_t p = o / kPanel, r = o % kPanel;
     for (int64_t g = 0; g < groups; ++g) {
@@ -86,7 +85,7 @@ Status dense_quantise(const View& weight, QuantisedBits bits, const View& codes,
         high = std::fmax(high, w[k]);
         if (std::fabs(w[k]) > std::fabs(extreme)) extreme = w[k];
       }
-      const double step = eight ? std::fabs(extreme) / 127 : offset.given() ? (high - low) / 15 : extreme / -8;
+      const double step = offset.given() ? (high - low) / (eight ? 255 : 15) : eight ? std::fabs(extreme) / 127 : extreme / -8;
       set_element(scale, step, p, g, r);
       if (offset.given()) set_element(offset, low, p, g, r);
       const double s = element(scale, p, g, r), base = offset.given() ? element(offset, p, g, r) : 0;

@@ -27,9 +27,10 @@ void dense_pack_codes(QuantisedBits bits, const void* blocks, int64_t row_stride
 void dense_pack_scales(Dtype dtype, const void* first, int64_t row_stride, int64_t block_stride, int64_t outputs,
                        int64_t groups, void* packed);
 
-// Rounds weight [O, I] to codes: 8 bits with scale max |w| / 127; 4 bits with offset = min, scale = (max - min) / 15 where an
-// offset is wanted, else scale = (the value of largest magnitude) / -8. Scales and offsets are rounded to their own type
-// first. codes [panels, groups, bytes], scale and offset [panels, groups, 16], dense.
+// Rounds weight [O, I] to codes. Where an offset is wanted it is the smallest weight, and scale = (max - min) / 255 or / 15:
+// 4-bit blocks with an offset then keep their values in 8 bits. Else 8 bits have scale max |w| / 127, 4 bits scale = (the value
+// of largest magnitude) / -8. Scales and offsets are rounded to their own type first. codes [panels, groups, bytes], scale and
+// offset [panels, groups, 16], dense.
 Status dense_quantise(const View& weight, QuantisedBits bits, const View& codes, const View& scale, const View& offset);
 
 // One weight as a number.

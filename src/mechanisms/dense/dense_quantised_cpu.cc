@@ -6,7 +6,9 @@ namespace linnet::LINNET_ISA {
 namespace {
 
 LINNET_INLINE RowRounding rounding_of(const DenseQuantisedArgs& args) {
-  return args.rounding == QuantisedRounding::int8 ? RowRounding::int8 : RowRounding::none;
+  return args.rounding == QuantisedRounding::int16  ? RowRounding::int16
+         : args.rounding == QuantisedRounding::int8 ? RowRounding::int8
+                                                    : RowRounding::none;
 }
 
 // One block (16 outputs, 32 inputs) as numbers: panel[k * kColumns + r].

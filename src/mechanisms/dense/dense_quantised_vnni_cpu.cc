@@ -5,6 +5,8 @@
 // with the group's scales. What the codes' zero adds is taken off beforehand: sums start at -zero (sum of x's codes). Groups
 // ascend, so tiles of any shape give the same bits: one row costs what it reads, 18 or 34 bytes for 32 weights, and many rows
 // go through register tiles of 6 rows and 2 panels, 12 products for 8 loads, weights of two panels in L1.
+//
+// Rounding int16: each row of x is two rows of codes, the second of what the first leaves, and their sums are added.
 #if defined(LINNET_ISA_avx512)
 
 #undef LINNET_ISA
@@ -29,9 +31,12 @@ struct Codes {
   int32_t* start;
   float* total;
   int64_t groups;
-  static Codes cut(Arena& arena, const View& x) {
+  int digits;  // rows of codes for each row of x
+  static Codes cut(Arena& arena, const DenseQuantisedArgs& args) {
     Codes c;
-    const int64_t rows = (x.size[0] * x.size[1] + kBlock - 1) / kBlock * kBlock;
+    const View& x = args.x;
+    c.digits = args.rounding == QuantisedRounding::int16 ? 2 : 1;
+    const int64_t rows = (c.digits * x.size[0] * x.size[1] + kBlock - 1) / kBlock * kBlock;
     c.groups = x.size[2] / 32;
     c.code = arena.take<int8_t>(rows * x.size[2]);
     c.scale = arena.take<float>(rows * c.groups);
@@ -41,6 +46,23 @@ struct Codes {
   }
 };
 
+// Row i of codes: the values of a group, whole numbers, and their scale.
+LINNET_INLINE void put_codes(const Codes& codes, int64_t i, int64_t g, const float* values, float scale, int zero) {
+  const int64_t at = (i / kBlock * codes.groups + g) * kBlock + i % kBlock;
+  const __m512i low = reinterpret_cast<__m512i>(to_int(Vec<float>::load(values)));
+  const __m512i high = reinterpret_cast<__m512i>(to_int(Vec<float>::load(values + 16)));
+  int8_t four[32], *to = codes.code + (at - i % kBlock) * 32 + i % kBlock * 4;
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(four), _mm512_maskz_cvtepi32_epi8(kAll16, low));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(four + 16), _mm512_maskz_cvtepi32_epi8(kAll16, high));
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) __builtin_memcpy(to + j * 4 * kBlock, four + 4 * j, 4);
+  const float whole = sum(Vec<float>::load(values) + Vec<float>::load(values + 16));
+  const int32_t total = whole == whole ? static_cast<int32_t>(whole) : 0;  // not a number: nor is its scale
+  codes.scale[at] = scale;
+  codes.start[at] = -zero * total;
+  codes.total[at] = scale * static_cast<float>(total);
+}
+
 template <class E>
 void round_rows(const View& x, int zero, const Codes& codes, const Launch& launch) {
   const int64_t rows = x.size[0] * x.size[1], each = 16;
@@ -48,20 +70,13 @@ void round_rows(const View& x, int zero, const Codes& codes, const Launch& launc
     for (int64_t i = task * each; i < task * each + each && i < rows; ++i) {
       const E* from = x.at<const E>(i / x.size[1], i % x.size[1]);
       for (int64_t g = 0; g < codes.groups; ++g) {
-        float values[32];
-        const int64_t at = (i / kBlock * codes.groups + g) * kBlock + i % kBlock;
+        float values[32], rest[32];
         const float scale = group_codes(from + 32 * g, values);
-        const __m512i low = reinterpret_cast<__m512i>(to_int(Vec<float>::load(values)));
-        const __m512i high = reinterpret_cast<__m512i>(to_int(Vec<float>::load(values + 16)));
-        int8_t four[32], *to = codes.code + (at - i % kBlock) * 32 + i % kBlock * 4;
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(four), _mm512_maskz_cvtepi32_epi8(kAll16, low));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(four + 16), _mm512_maskz_cvtepi32_epi8(kAll16, high));
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; ++j) __builtin_memcpy(to + j * 4 * kBlock, four + 4 * j, 4);
-        const int32_t total = static_cast<int32_t>(sum(Vec<float>::load(values) + Vec<float>::load(values + 16)));
-        codes.scale[at] = scale;
-        codes.start[at] = -zero * total;
-        codes.total[at] = scale * static_cast<float>(total);
+        put_codes(codes, codes.digits * i, g, values, scale, zero);
+        if (codes.digits == 1) continue;
+        group_rest(from + 32 * g, values, scale, rest);
+        const float fine = group_codes(rest, values);
+        put_codes(codes, 2 * i + 1, g, values, fine, zero);
       }
     }
   });
@@ -101,7 +116,7 @@ LINNET_INLINE void tile(const DenseQuantisedArgs& args, const Codes& x, int64_t 
   for (int64_t g = 0; g < groups;
        ++g, block += next_block, code += 32 * kBlock, x_scale += kBlock, x_total += kBlock, x_start += kBlock) {
     // One panel lies behind the other: what comes next.
-    if constexpr (R == 1) {
+    if constexpr (R <= 2) {
 #pragma GCC unroll 8
       for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(block + 4096 + line);
     }
@@ -157,7 +172,8 @@ LINNET_INLINE void tile(const DenseQuantisedArgs& args, const Codes& x, int64_t 
   }
 }
 
-template <int R, int P, bool kFour, class E>
+// Rows of codes [row, row + R), kDigits of them for a row of x.
+template <int R, int P, int kDigits, bool kFour, class E>
 void store_tile_of(const DenseQuantisedArgs& args, const Codes& x, int64_t row, int64_t panel, const View& out) {
   vf sums[R][P];
   tile<R, P, kFour>(args, x, row, panel, sums);
@@ -165,24 +181,30 @@ void store_tile_of(const DenseQuantisedArgs& args, const Codes& x, int64_t row, 
     const int64_t column = (panel + p) * 16;
     const int n = static_cast<int>(column + 16 <= out.size[2] ? 16 : out.size[2] - column);
     const vf bias = args.bias.given() ? load_weights<float>(args.bias, column, n) : vf{};
-    for (int r = 0; r < R; ++r) {
-      E* to = out.at<E>((row + r) / out.size[1], (row + r) % out.size[1], column);
-      Vec<float>::store(to, sums[r][p] + bias, n);
+    for (int r = 0; r < R; r += kDigits) {
+      const int64_t at = (row + r) / kDigits;
+      const vf both = kDigits == 2 ? sums[r][p] + sums[r + kDigits - 1][p] : sums[r][p];
+      Vec<float>::store(out.at<E>(at / out.size[1], at % out.size[1], column), both + bias, n);
     }
   }
 }
 
-// Rows [row, end) of P panels.
+// Rows [row, end) of codes, P panels.
 template <int P, bool kFour, class E>
 void band(const DenseQuantisedArgs& args, const Codes& x, int64_t row, int64_t end, int64_t panel, const View& out) {
-  for (; row + 6 <= end; row += 6) store_tile_of<6, P, kFour, E>(args, x, row, panel, out);
-  for (; row + 3 <= end; row += 3) store_tile_of<3, P, kFour, E>(args, x, row, panel, out);
-  for (; row < end; ++row) store_tile_of<1, P, kFour, E>(args, x, row, panel, out);
+  if (x.digits == 2) {
+    for (; row + 6 <= end; row += 6) store_tile_of<6, P, 2, kFour, E>(args, x, row, panel, out);
+    for (; row < end; row += 2) store_tile_of<2, P, 2, kFour, E>(args, x, row, panel, out);
+    return;
+  }
+  for (; row + 6 <= end; row += 6) store_tile_of<6, P, 1, kFour, E>(args, x, row, panel, out);
+  for (; row + 3 <= end; row += 3) store_tile_of<3, P, 1, kFour, E>(args, x, row, panel, out);
+  for (; row < end; ++row) store_tile_of<1, P, 1, kFour, E>(args, x, row, panel, out);
 }
 
 template <bool kFour, class E>
 void multiply(const DenseQuantisedArgs& args, const Codes& x, const View& out, const Launch& launch) {
-  const int64_t rows = args.x.size[0] * args.x.size[1], panels = args.codes.size[0];
+  const int64_t rows = x.digits * args.x.size[0] * args.x.size[1], panels = args.codes.size[0];
   if (rows < 6) {  // all rows for each panel while it is at hand
     return parallel_near(launch, (panels + 3) / 4, [&](int64_t task, int) {
       FlushSubnormals flush;
@@ -204,20 +226,20 @@ void multiply(const DenseQuantisedArgs& args, const Codes& x, const View& out, c
   });
 }
 
-bool takes(const DenseQuantisedArgs& args) { return args.rounding == QuantisedRounding::int8 && args.x.dtype != Dtype::f64; }
+bool takes(const DenseQuantisedArgs& args) { return args.rounding != QuantisedRounding::none && args.x.dtype != Dtype::f64; }
 
 }  // namespace
 
 int64_t dense_quantised_workspace(const DenseQuantisedArgs& args, Pass pass, int workers) {
   if (!takes(args)) return avx512::dense_quantised_workspace(args, pass, workers);
   Arena arena;
-  Codes::cut(arena, args.x);
+  Codes::cut(arena, args);
   return arena.used();
 }
 void dense_quantised_forward(const DenseQuantisedArgs& args, const DenseOut& out, const Launch& launch) {
   if (!takes(args)) return avx512::dense_quantised_forward(args, out, launch);
   Arena arena(launch.workspace);
-  const Codes codes = Codes::cut(arena, args.x);
+  const Codes codes = Codes::cut(arena, args);
   const bool four = args.bits == QuantisedBits::four;
   const int zero = args.offset.given() ? 0 : four ? 8 : 128;
   by_dtype(args.x.dtype, [&]<class T, class E>() {

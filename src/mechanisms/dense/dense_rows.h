@@ -11,7 +11,7 @@ inline constexpr int kColumns = 64;    // outputs of a panel in scratch
 inline constexpr int kDepth = 256;     // terms that one accumulator adds up: with more, f32 sums of I terms would lose digits
 inline constexpr int64_t kRows = 384;  // rows of a task: kRows x kDepth of x and the panel share L2
 
-enum class RowRounding { none, bf16, int8 };
+enum class RowRounding { none, bf16, int8, int16 };
 
 // Where row i of x lies, in T.
 template <class T>
@@ -53,6 +53,21 @@ LINNET_INLINE float group_codes(const E* x, float* codes) {
   return most * (1.0f / 127);
 }
 
+// What codes and scale leave of the group at x.
+template <class E>
+LINNET_INLINE void group_rest(const E* x, const float* codes, float scale, float* rest) {
+  using X = Vec<float>;
+  for (int c = 0; c < 32; c += X::W) {
+    vf v;
+    if constexpr (sizeof(E) == 8) {
+      for (int i = 0; i < X::W; ++i) v[i] = static_cast<float>(x[c + i]);
+    } else {
+      v = X::load(x + c);
+    }
+    X::store(rest + c, fma(X::broadcast(-scale), X::load(codes + c), v));
+  }
+}
+
 // Rows of x to scratch [rows, ld], zeros behind the end.
 template <class T, class E>
 void load_rows(const View& x, RowRounding rounding, T* scratch, int64_t ld, const Launch& launch) {
@@ -63,11 +78,15 @@ void load_rows(const View& x, RowRounding rounding, T* scratch, int64_t ld, cons
     for (int64_t i = task * each; i < task * each + each && i < rows; ++i) {
       const E* from = x.at<const E>(i / x.size[1], i % x.size[1]);
       T* to = scratch + i * ld;
-      if (rounding == RowRounding::int8) {
+      if (rounding == RowRounding::int8 || rounding == RowRounding::int16) {
         for (int c = 0; c < n; c += 32) {
-          float codes[32];
-          const T scale = static_cast<T>(group_codes(from + c, codes));
-          for (int k = 0; k < 32; ++k) to[c + k] = scale * static_cast<T>(codes[k]);
+          float codes[32], rest[32], more[32];
+          const float scale = group_codes(from + c, codes);
+          for (int k = 0; k < 32; ++k) to[c + k] = static_cast<T>(scale) * static_cast<T>(codes[k]);
+          if (rounding == RowRounding::int8) continue;
+          group_rest(from + c, codes, scale, rest);
+          const T fine = static_cast<T>(group_codes(rest, more));
+          for (int k = 0; k < 32; ++k) to[c + k] += fine * static_cast<T>(more[k]);
         }
         continue;
       }

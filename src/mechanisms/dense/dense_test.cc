@@ -21,10 +21,20 @@ TEST(Dense, AgreesWithTheReference) {
   });
 }
 
+TEST(DenseHeads, AgreesWithTheReference) {
+  check::expect_agreement({
+      "dense_heads B=1 T=1 H=1 K=1 F=1",
+      "dense_heads B=3 T=1 H=4 K=33 F=70 with=bias threads=3",
+      "dense_heads B=2 T=67 H=3 K=64 F=32 strided=1",
+      "dense_heads B=1 T=40 H=2 K=5 F=130 with=bias threads=2",
+      "dense_heads B=1 T=0 H=2 K=5 F=7",
+  });
+}
+
 TEST(DenseQuantised, AgreesWithTheReference) {
   std::vector<std::string> lines;
   for (const std::string bits : {"8", "4"}) {
-    for (const std::string rounding : {"none", "int8"}) {
+    for (const std::string rounding : {"none", "int8", "int16"}) {
       for (const std::string given : {"", " with=offset,bias"}) {
         const std::string options = " bits=" + bits + " rounding=" + rounding + given;
         lines.push_back("dense_quantised B=1 T=1 I=32 panels=1" + options);

@@ -56,10 +56,10 @@ Cost cost_dof(const DistillDofArgs&, const Dims& dims, Pass) {
 Cost cost_balance(const DistillBalanceArgs&, const Dims& dims, Pass) {
   const double rows = static_cast<double>(dims["E"] * dims["H"] * dims["T"]), T = static_cast<double>(dims["T"]);
   const double K = static_cast<double>(dims["K"]), V = static_cast<double>(dims["V"]), M = static_cast<double>(dims["M"]);
-  // Three of the four results weigh each pair by M exponentials, 16 flops each; six matrix functions of K x K per head, each
-  // about eight sweeps of Jacobi rotations.
+  // Three of the four results weigh each pair by M exponentials, 16 flops each; two matrices of K x K per head take about
+  // eight sweeps of Jacobi rotations each.
   const double pairs = rows * T * (8 * (K + V) + 3 * 20 * M), moments = 8 * rows * K * K;
-  return {pairs + moments + static_cast<double>(dims["H"]) * 500 * K * K * K, rows * 8 * (2 * K + 2 * V)};
+  return {pairs + moments + static_cast<double>(dims["H"]) * 72 * K * K * K, rows * 8 * (2 * K + 2 * V)};
 }
 // The sliding hybrid alone: features 4 K F twice, the state's read and write 8 F V, scores and their use in the window.
 Cost cost_window(const DistillWindowArgs& args, const Dims& dims, Pass pass) {
@@ -69,6 +69,13 @@ Cost cost_window(const DistillWindowArgs& args, const Dims& dims, Pass pass) {
   const double forward = rows * (4 * K * F + 8 * F * (V + 1) + 2 * window * (K + V + 1));
   return {(pass == Pass::forward ? 1 : 4) * forward,
           static_cast<double>(dtype_size(args.q.dtype)) * rows * 2 * (K + V) * (pass == Pass::forward ? 1 : 2)};
+}
+Cost cost_window_decode(const DistillWindowDecodeArgs& args, const Dims& dims, Pass) {
+  const auto size = [&](const char* letter) { return static_cast<double>(dims[letter]); };
+  const double rows = size("B") * size("T") * size("H"), K = size("K"), V = size("V"), F = size("F");
+  const double window = static_cast<double>(args.window), state = size("B") * size("H") * 2 * F * (V + 1);
+  return {rows * (4 * K * F + 8 * F * (V + 1) + 2 * window * (K + V + 1)),
+          8 * state + static_cast<double>(dtype_size(args.q.dtype)) * size("B") * size("H") * window * (K + V)};
 }
 // The reference goes by pairs, and a check asks for the statistics and ranks in every run.
 double check_window_flops(const DistillWindowArgs&, const Dims& dims, Pass) {
@@ -126,6 +133,29 @@ Status check_balance(const DistillBalanceArgs&, const Dims& dims) {
 Status check_window(const DistillWindowArgs&, const Dims& dims) {
   if (dims["F"] == 0) return bad_input("distill_window: wq has 0 columns, expected at least 1");
   return {};
+}
+Status check_window_decode(const DistillWindowDecodeArgs&, const Dims& dims) {
+  if (dims["F"] == 0) return bad_input("distill_window_decode: wq has 0 columns, expected at least 1");
+  return {};
+}
+Status check_hybrid(const DistillHybridArgs&, const Dims& dims) {
+  if (dims["M"] == 0) return bad_input("distill_hybrid: z has 0 features, expected at least 1");
+  return {};
+}
+Status check_hybrid_decode(const DistillHybridDecodeArgs&, const Dims& dims) {
+  if (dims["M"] == 0) return bad_input("distill_hybrid_decode: z has 0 features, expected at least 1");
+  return {};
+}
+template <class Args>
+Cost cost_hybrid(const Args& args, const Dims& dims, Pass) {
+  const auto size = [&](const char* letter) { return static_cast<double>(dims[letter]); };
+  const double rows = size("B") * size("T") * size("H"), K = size("K"), V = size("V"), M = size("M");
+  return {rows * (4 * K * M + 4 * M * (V + 1) + 2 * static_cast<double>(args.window + args.sinks) * (K + V + 1)),
+          static_cast<double>(dtype_size(args.q.dtype)) * rows * (4 * K + 2 * V)};
+}
+double check_hybrid_flops(const DistillHybridArgs&, const Dims& dims, Pass) {
+  const auto size = [&](const char* letter) { return static_cast<double>(dims[letter]); };
+  return size("B") * size("H") * size("T") * size("T") * (size("K") + size("V") + 4 * size("M"));
 }
 Status check_dof(const DistillDofArgs&, const Dims& dims) {
   if (dims["T"] == 0) return bad_input("distill_dof: x has 0 samples, expected at least 1");
@@ -213,11 +243,14 @@ const Op& distill_decode_op() {
           .output("out", &O::out, "B T H V", "the output")
           .option("scale", &A::scale, -kAnyReal, kAnyReal, "of the scores; default K^-0.5").sampled_to(1)
           .growing()
+          .earlier_rows(EarlierRows::numbers)  // of a prompt, as in distill
           .check<check_decode>()
           .cost<cost_decode>()
           .bench("B=1|16 T=1 H=12 K=64 V=64 M=64 dtype=f32 pass=fwd")
+          .bench("B=1 T=1024 H=12 K=64 V=64 M=64 dtype=f32 pass=fwd")
           .impl<ref::distill_decode_forward, nullptr, ref::distill_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(distill_decode);
+          LINNET_ISA_IMPLS_FORWARD(distill_decode)
+          .cuda<cuda::distill_decode_forward, nullptr, cuda::distill_decode_workspace, cuda::distill_decode_refuses>();
   return op;
 }
 
@@ -304,7 +337,8 @@ const Op& distill_balance_op() {
           .cost<cost_balance>()
           .bench("E=2 T=64 H=2 K=16 V=16 M=16 window=16 with=out,out_hybrid dtype=f32 pass=fwd")
           .bench("E=4 T=512 H=1 K=128 V=128 M=1 window=1 with=A dtype=f32 pass=fwd")
-          .impl<ref::distill_balance_forward, nullptr, ref::distill_balance_workspace>("ref", always_available);
+          .impl<ref::distill_balance_forward, nullptr, ref::distill_balance_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(distill_balance);
   return op;
 }
 
@@ -315,6 +349,7 @@ const Op& distill_window_op() {
   static const Op op =
       Declare<A, O, G>("distill_window", "distill", "hybrids of a window with features, and statistics of causal heads")
           .equation("a_ij = sigmoid(window_factor) exp(s_ij - top_i) in the window, f(q_i).f(k_j) before it;  out = sum a v / sum a")
+          .decode("distill_window_decode")
           .input("q", &A::q, "B T H K", "queries").grad(&G::dq)
           .input("k", &A::k, "B T H K", "keys").grad(&G::dk)
           .input("v", &A::v, "B T H V", "values").grad(&G::dv)
@@ -351,8 +386,122 @@ const Op& distill_window_op() {
           LINNET_ISA_IMPLS(distill_window);
   return op;
 }
+
+const Op& distill_window_decode_op() {
+  using A = DistillWindowDecodeArgs;
+  using O = DistillWindowDecodeOut;
+  static const Op op =
+      Declare<A, O, DistillWindowDecodeGrads>("distill_window_decode", "distill", "continues a hybrid of a window with features, by tokens or a prompt")
+          .equation("keys that leave the window: S += f(k) v^T, n += f(k);  out = (sum near a v + f(q) S) / (sum near a + f(q) n)")
+          .input("q", &A::q, "B T H K", "queries of the new tokens")
+          .input("k", &A::k, "B T H K", "keys of the new tokens")
+          .input("v", &A::v, "B T H V", "values of the new tokens")
+          .input("wq", &A::wq, "H K F", "hedgehog map of the queries").element(Element::param)
+          .input("wk", &A::wk, "H K F", "hedgehog map of the keys").element(Element::param)
+          .input("window_factor", &A::window_factor, "H", "logit of the window's share").element(Element::param)
+          .input("k_near", &A::k_near, "B 2*window H K", "the newest keys").mutated()
+          .input("v_near", &A::v_near, "B 2*window H V", "the newest values").mutated()
+          .input("held", &A::held, "B", "how many of them there are; at 2 window the older half moves out")
+          .element(Element::index).values(Values::lengths, "2*window").mutated()
+          .input("state", &A::state, "B H 2*F V", "sums of features times values; read and overwritten").element(Element::acc).mutated()
+          .input("n", &A::n, "B H 2*F", "sums of features; read and overwritten").element(Element::acc).values(Values::unit_interval).mutated()
+          .output("out", &O::out, "B T H V", "the output")
+          .option("window", &A::window, 1, kAnyCount, "keys of the window, the current one included; blocks of the terraced form").sampled_to(9)
+          .option("form", &A::form, {"sliding", "terraced"}, "near: the last keys, or the current and the previous block")
+          .growing()
+          .check<check_window_decode>()
+          .cost<cost_window_decode>()
+          .bench("B=1|16 T=1 H=8 K=64 V=64 F=64 window=64 held=100 dtype=f32|bf16 pass=fwd")
+          .bench("B=1 T=1024 H=8 K=64 V=64 F=64 window=64 held=0 dtype=f32 pass=fwd")
+          .impl<ref::distill_window_decode_forward, nullptr, ref::distill_window_decode_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(distill_window_decode)
+          .cuda<cuda::distill_window_decode_forward, nullptr, cuda::distill_window_decode_workspace, cuda::distill_window_decode_refuses>();
+  return op;
+}
+
+const Op& distill_hybrid_op() {
+  using A = DistillHybridArgs;
+  using O = DistillHybridOut;
+  static const Op op =
+      Declare<A, O, DistillHybridGrads>("distill_hybrid", "distill", "exact scores in a window and for the first keys, balanced features between them")
+          .equation("a_ij = exp(K^-1/2 q_i.k_j) in the window and for sinks, sum_m exp(l(q'_i)_m + l(k'_j)_m + query_logw_i + key_logw_j) else;  out = sum a v / sum a")
+          .decode("distill_hybrid_decode")
+          .input("q", &A::q, "B T H K", "queries")
+          .input("k", &A::k, "B T H K", "keys")
+          .input("v", &A::v, "B T H V", "values")
+          .input("q_balanced", &A::q_balanced, "B T H K", "A (q - q0)")
+          .input("k_balanced", &A::k_balanced, "B T H K", "A^-1 (k - k0)")
+          .input("query_logw", &A::query_logw, "B T H", "K^-1/2 (q - q0).k0").element(Element::acc)
+          .input("key_logw", &A::key_logw, "B T H", "K^-1/2 q0.k").element(Element::acc)
+          .input("z", &A::z, "H M K", "feature directions").element(Element::param)
+          .input("alpha", &A::alpha, "H M", "feature weights; 0 switches one off").element(Element::param).values(Values::weights)
+          .output("out", &O::out, "B T H V", "the output")
+          .option("window", &A::window, 1, kAnyCount, "keys with their exact score, the current one included").sampled_to(9)
+          .option("sinks", &A::sinks, 0, kAnyCount, "first keys that always have theirs").sampled_to(5)
+          .growing()
+          .always_causal()
+          .check<check_hybrid>()
+          .cost<cost_hybrid<A>>()
+          .check_flops<check_hybrid_flops>()
+          .bench("B=1 T=4096 H=8 K=64 V=64 M=64 window=64 sinks=4 dtype=f32 pass=fwd")
+          .impl<ref::distill_hybrid_forward, nullptr, ref::distill_hybrid_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(distill_hybrid)
+          .cuda<cuda::distill_hybrid_forward, nullptr, cuda::distill_hybrid_workspace, cuda::distill_hybrid_refuses>();
+  return op;
+}
+
+const Op& distill_hybrid_decode_op() {
+  using A = DistillHybridDecodeArgs;
+  using O = DistillHybridOut;
+  static const Op op =
+      Declare<A, O, DistillHybridGrads>("distill_hybrid_decode", "distill", "continues hybrid-exact attention from a bounded state")
+          .equation("keys that leave the window: c' = max(c, l(k)), S = exp(c - c') S + exp(l(k) - c') v^T;  out = (sum exact a v + exp(l(q) + c) S) / (sum exact a + exp(l(q) + c) n)")
+          .input("q", &A::q, "B T H K", "queries of the new tokens")
+          .input("k", &A::k, "B T H K", "keys of the new tokens")
+          .input("v", &A::v, "B T H V", "values of the new tokens")
+          .input("q_balanced", &A::q_balanced, "B T H K", "A (q - q0)")
+          .input("k_balanced", &A::k_balanced, "B T H K", "A^-1 (k - k0)")
+          .input("query_logw", &A::query_logw, "B T H", "K^-1/2 (q - q0).k0").element(Element::acc)
+          .input("key_logw", &A::key_logw, "B T H", "K^-1/2 q0.k").element(Element::acc)
+          .input("z", &A::z, "H M K", "feature directions").element(Element::param)
+          .input("alpha", &A::alpha, "H M", "feature weights; 0 switches one off").element(Element::param).values(Values::weights)
+          .input("k_first", &A::k_first, "B sinks H K", "the first keys").mutated()
+          .input("v_first", &A::v_first, "B sinks H V", "the first values").mutated()
+          .input("first", &A::first, "B", "how many of them there are").element(Element::index).values(Values::lengths, "sinks").mutated()
+          .input("k_near", &A::k_near, "B 2*window H K", "the newest keys behind them").mutated()
+          .input("v_near", &A::v_near, "B 2*window H V", "their values").mutated()
+          .input("l_near", &A::l_near, "B 2*window H M", "their log features").element(Element::acc).mutated()
+          .input("held", &A::held, "B", "how many of them there are; at 2 window the older half moves out")
+          .element(Element::index).values(Values::lengths, "2*window").mutated()
+          .input("state", &A::state, "B H M V", "sums of values, in units of exp(c); read and overwritten").element(Element::acc).mutated()
+          .input("n", &A::n, "B H M", "sums of weights, in units of exp(c); read and overwritten").element(Element::acc).values(Values::unit_interval).mutated()
+          .input("c", &A::c, "B H M", "largest log feature of the keys so far, -inf at first; read and overwritten").element(Element::acc).mutated()
+          .output("out", &O::out, "B T H V", "the output")
+          .option("window", &A::window, 1, kAnyCount, "keys with their exact score, the current one included").sampled_to(9)
+          .option("sinks", &A::sinks, 0, kAnyCount, "first keys that always have theirs").sampled_to(5)
+          .growing()
+          .check<check_hybrid_decode>()
+          .cost<cost_hybrid<A>>()
+          .bench("B=1|16 T=1 H=8 K=64 V=64 M=64 window=64 sinks=4 first=4 held=100 dtype=f32 pass=fwd")
+          .impl<ref::distill_hybrid_decode_forward, nullptr, ref::distill_hybrid_decode_workspace>("ref", always_available)
+          LINNET_ISA_IMPLS_FORWARD(distill_hybrid_decode)
+          .cuda<cuda::distill_hybrid_decode_forward, nullptr, cuda::distill_hybrid_decode_workspace, cuda::distill_hybrid_decode_refuses>();
+  return op;
+}
 // clang-format on
 
+Status distill_hybrid(const DistillHybridArgs& args, const DistillHybridOut& out, const Context& context) {
+  return run(distill_hybrid_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t distill_hybrid_workspace(const DistillHybridArgs& args, const Context& context) {
+  return workspace_bytes(distill_hybrid_op(), Pass::forward, &args, context);
+}
+Status distill_hybrid_decode(const DistillHybridDecodeArgs& args, const DistillHybridOut& out, const Context& context) {
+  return run(distill_hybrid_decode_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t distill_hybrid_decode_workspace(const DistillHybridDecodeArgs& args, const Context& context) {
+  return workspace_bytes(distill_hybrid_decode_op(), Pass::forward, &args, context);
+}
 Status distill(const DistillArgs& args, const DistillOut& out, const Context& context) {
   return run(distill_op(), Pass::forward, &args, &out, nullptr, context);
 }
@@ -395,6 +544,12 @@ Status distill_window_backward(const DistillWindowArgs& args, const DistillWindo
 }
 int64_t distill_window_workspace(const DistillWindowArgs& args, Pass pass, const Context& context) {
   return workspace_bytes(distill_window_op(), pass, &args, context);
+}
+Status distill_window_decode(const DistillWindowDecodeArgs& args, const DistillWindowDecodeOut& out, const Context& context) {
+  return run(distill_window_decode_op(), Pass::forward, &args, &out, nullptr, context);
+}
+int64_t distill_window_decode_workspace(const DistillWindowDecodeArgs& args, const Context& context) {
+  return workspace_bytes(distill_window_decode_op(), Pass::forward, &args, context);
 }
 
 }  // namespace linnet

@@ -135,12 +135,75 @@ Status distill_window_backward(const DistillWindowArgs& args, const DistillWindo
                                const Context& context);
 int64_t distill_window_workspace(const DistillWindowArgs& args, Pass pass, const Context& context);
 
+// One or few tokens of a hybrid, or a whole prompt. Keys stay in a buffer of 2 window rows while they may be near; what left
+// the window stands in sums of features.
+enum class DistillForm : int32_t { sliding, terraced };
+struct DistillWindowDecodeArgs {
+  View q, k, v;         // [B, T, H, K], [B, T, H, K], [B, T, H, V]
+  View wq, wk;          // [H, K, F]
+  View window_factor;   // [H]
+  View k_near, v_near;  // [B, 2 window, H, K], [B, 2 window, H, V]: read and overwritten
+  View held;            // [B] i64: rows of them in use
+  View state;           // [B, H, 2 F, V] f32
+  View n;               // [B, H, 2 F] f32
+  int64_t window = 64;
+  DistillForm form = DistillForm::sliding;
+};
+struct DistillWindowDecodeOut {
+  View out;
+};
+struct DistillWindowDecodeGrads {};
+const Op& distill_window_decode_op();
+Status distill_window_decode(const DistillWindowDecodeArgs& args, const DistillWindowDecodeOut& out, const Context& context);
+int64_t distill_window_decode_workspace(const DistillWindowDecodeArgs& args, const Context& context);
+
+// hybrid-exact: the last `window` keys and the first `sinks` keys with their exact scores q.k K^-0.5, the keys between them by
+// positive features of balanced queries and keys in the same scale, one normaliser:
+//   a_ij = exp(sum_m l(q'_i)_m + l(k'_j)_m + query_logw_i + key_logw_j) summed over the features, l as above
+struct DistillHybridArgs {
+  View q, k, v;                 // [B, T, H, K], [B, T, H, K], [B, T, H, V]
+  View q_balanced, k_balanced;  // [B, T, H, K]: A (q - q0), A^-1 (k - k0)
+  View query_logw, key_logw;    // [B, T, H] f32: K^-0.5 (q - q0).k0, K^-0.5 q0.k
+  View z, alpha;                // [H, M, K], [H, M]
+  int64_t window = 64, sinks = 0;
+};
+struct DistillHybridOut {
+  View out;  // [B, T, H, V]
+};
+struct DistillHybridGrads {};
+const Op& distill_hybrid_op();
+Status distill_hybrid(const DistillHybridArgs& args, const DistillHybridOut& out, const Context& context);
+int64_t distill_hybrid_workspace(const DistillHybridArgs& args, const Context& context);
+
+// One or few tokens, or a prompt, from a bounded state: the first keys, a buffer of 2 window keys, sums of features of all
+// others.
+struct DistillHybridDecodeArgs {
+  View q, k, v, q_balanced, k_balanced, query_logw, key_logw, z, alpha;
+  View k_first, v_first;  // [B, sinks, H, K], [B, sinks, H, V]
+  View first;             // [B] i64: how many of them there are
+  View k_near, v_near;    // [B, 2 window, H, K], [B, 2 window, H, V]
+  View l_near;            // [B, 2 window, H, M] f32: log features of the keys
+  View held;              // [B] i64: rows of them in use; at 2 window the older half moves out
+  View state, n, c;       // [B, H, M, V], [B, H, M], [B, H, M] f32, as distill_decode has them
+  int64_t window = 64, sinks = 0;
+};
+const Op& distill_hybrid_decode_op();
+Status distill_hybrid_decode(const DistillHybridDecodeArgs& args, const DistillHybridOut& out, const Context& context);
+int64_t distill_hybrid_decode_workspace(const DistillHybridDecodeArgs& args, const Context& context);
+
 LINNET_KERNELS(distill, DistillArgs, DistillOut, DistillGrads)
+LINNET_KERNELS(distill_hybrid, DistillHybridArgs, DistillHybridOut, DistillHybridGrads)
+LINNET_KERNELS(distill_hybrid_decode, DistillHybridDecodeArgs, DistillHybridOut, DistillHybridGrads)
 LINNET_KERNELS(distill_decode, DistillDecodeArgs, DistillDecodeOut, DistillDecodeGrads)
 LINNET_KERNELS(distill_dof, DistillDofArgs, DistillDofOut, DistillDofGrads)
 LINNET_KERNELS(distill_alloc, DistillAllocArgs, DistillAllocOut, DistillAllocGrads)
 LINNET_KERNELS(distill_balance, DistillBalanceArgs, DistillBalanceOut, DistillBalanceGrads)
 LINNET_KERNELS(distill_window, DistillWindowArgs, DistillWindowOut, DistillWindowGrads)
+LINNET_KERNELS(distill_window_decode, DistillWindowDecodeArgs, DistillWindowDecodeOut, DistillWindowDecodeGrads)
+LINNET_CUDA_KERNELS(distill_decode, DistillDecodeArgs, DistillDecodeOut, DistillDecodeGrads)
+LINNET_CUDA_KERNELS(distill_window_decode, DistillWindowDecodeArgs, DistillWindowDecodeOut, DistillWindowDecodeGrads)
+LINNET_CUDA_KERNELS(distill_hybrid, DistillHybridArgs, DistillHybridOut, DistillHybridGrads)
+LINNET_CUDA_KERNELS(distill_hybrid_decode, DistillHybridDecodeArgs, DistillHybridOut, DistillHybridGrads)
 
 LINNET_INLINE double distill_scale(const Maybe& scale, int64_t K) {  // what multiplies q, so that its scores have scale K^-0.5
   return scale.given ? scale.value * __builtin_sqrt(static_cast<double>(K)) : 1;
@@ -154,6 +217,21 @@ bool distill_one_feature(const View& alpha, int64_t h);
 LINNET_INLINE int64_t distill_window_begin(bool terraced, int64_t window, int64_t i) {
   const int64_t begin = terraced ? (i / window - 1) * window : i - window + 1;
   return begin > 0 ? begin : 0;
+}
+// Rows of distill_window_decode's buffer in use when so many were put into it: whenever 2 window are full, the older half moves
+// out for the next one.
+LINNET_INLINE int64_t distill_window_held(int64_t window, int64_t rows) {
+  return rows <= 2 * window ? rows : window + 1 + (rows - 1) % window;
+}
+LINNET_INLINE int64_t distill_held_rows(const View& held, int64_t b) {
+  return held.dtype == Dtype::i32 ? *held.at<const int32_t>(b) : *held.at<const int64_t>(b);
+}
+LINNET_INLINE void distill_window_hold(const View& held, int64_t b, int64_t rows) {
+  if (held.dtype == Dtype::i32) {
+    *held.at<int32_t>(b) = static_cast<int32_t>(rows);
+  } else {
+    *held.at<int64_t>(b) = rows;
+  }
 }
 inline constexpr int64_t kDistillRankBlock = 512;  // tokens of a block whose ranks are taken
 // Starting values of a gated delta rule's gates from the statistics [H] of its heads (docs/mechanisms/distill.md).

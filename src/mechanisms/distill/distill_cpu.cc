@@ -373,11 +373,157 @@ DecodeScratch<T> cut_decode(Arena& arena, const Shape& s) {
   r.o = arena.take<T>(round_up<T>(s.V));
   return r;
 }
+
+// A prompt behind a state: the tokens among themselves as in the forward, which gives the logarithm of each row's denominator;
+// merged with the read of the state; then all keys enter the state at once.
+inline constexpr int64_t kPrompt = 4;  // more tokens than this are a prompt
+
+DistillArgs among_themselves(const DistillDecodeArgs& args) {
+  DistillArgs to;
+  to.q = args.q;
+  to.k = args.k;
+  to.v = args.v;
+  to.z = args.z;
+  to.alpha = args.alpha;
+  to.key_logw = args.key_logw;
+  to.scale = args.scale;
+  to.causal = true;
+  return to;
+}
+template <class T>
+struct PromptScratch {
+  T *S, *n, *c;  // [M, ldv], [M], [M]
+  T *f, *v, *o;  // [C, ldf], [C, ldv], [C, ldv]
+  int64_t ldv, ldf;
+};
+template <class T>
+PromptScratch<T> cut_prompt(Arena& arena, const Shape& s) {
+  PromptScratch<T> r;
+  r.ldv = round_up<T>(s.V);
+  r.ldf = round_up<T>(s.M);
+  r.S = arena.take<T>(s.M * r.ldv);
+  r.n = arena.take<T>(r.ldf);
+  r.c = arena.take<T>(r.ldf);
+  r.f = arena.take<T>(kChunk * r.ldf);
+  r.v = arena.take<T>(kChunk * r.ldv);
+  r.o = arena.take<T>(kChunk * r.ldv);
+  return r;
+}
+// f = exp(l + more - peak), 0 where that is -inf; returns the sum of f times n.
+template <class T>
+T exponentials(const T* l, const T* more, T peak, const T* n, int64_t count, T* f) {
+  using X = Vec<T>;
+  const T none = static_cast<T>(-__builtin_inf());
+  typename X::V sums = X::zero();
+  for (int64_t m = 0; m < count; m += X::W) {
+    const int left = static_cast<int>(count - m < X::W ? count - m : X::W);
+    typename X::V e = X::load(l + m, left);
+    if (more != nullptr) e = e + X::load(more + m, left);
+    e = peak == none ? X::zero() : exp(e - X::broadcast(peak));
+    X::store(f + m, e, left);
+    if (n != nullptr) sums = fma(e, X::load(n + m, left), sums);
+  }
+  return sum(sums);
+}
+
+template <class T>
+void continue_head(const DistillDecodeArgs& args, const DistillDecodeOut& out, const Shape& s, const Work<T>& w,
+                   const PromptScratch<T>& r, int64_t b, int64_t h) {
+  const T none = static_cast<T>(-__builtin_inf());
+  const int width = static_cast<int>(s.V), features = static_cast<int>(s.M);
+  bool past = false;
+  for (int64_t m = 0; m < s.M; ++m) {
+    __builtin_memcpy(r.S + m * r.ldv, args.state.at<const T>(b, h, m), static_cast<size_t>(s.V) * sizeof(T));
+    r.n[m] = args.n.at<const T>(b, h)[m];
+    r.c[m] = args.c.at<const T>(b, h)[m];
+    past |= r.c[m] != none;
+  }
+  const T* v0 = w.v0 + (b * s.H + h) * s.V;
+  const auto at_row = [&](int64_t t) { return (b * s.T + t) * s.H + h; };
+  for (int64_t at = 0; at < s.T; at += kChunk) {
+    const int rows = chunk_rows(at, s.T);
+    T peaks[kChunk], totals[kChunk];
+    for (int i = 0; past && i < rows; ++i) {
+      const T* l = w.lq + at_row(at + i) * s.M;
+      peaks[i] = none;
+      for (int64_t m = 0; m < s.M; ++m) peaks[i] = l[m] + r.c[m] > peaks[i] ? l[m] + r.c[m] : peaks[i];
+      totals[i] = exponentials<T>(l, r.c, peaks[i], r.n, s.M, r.f + i * r.ldf);
+    }
+    if (past) gemm<T>(rows, width, features, as_is(static_cast<const T*>(r.f), r.ldf), r.S, r.ldv, r.o, r.ldv, Store{});
+    for (int i = 0; i < rows; ++i) {
+      const int64_t row = at_row(at + i);
+      const double own = static_cast<double>(w.den[row]);
+      const double old = past && totals[i] > 0 ? static_cast<double>(peaks[i]) + __builtin_log(static_cast<double>(totals[i]))
+                                               : -__builtin_inf();
+      const double top = own > old ? own : old;
+      const double mine = top == -__builtin_inf() ? 0 : __builtin_exp(own - top);
+      const double theirs = top == -__builtin_inf() ? 0 : __builtin_exp(old - top);
+      const double all = mine + theirs;
+      for (int j = 0; j < width; ++j) {
+        double x = all == 0 ? 0 : mine / all * static_cast<double>(w.o[row * s.V + j] + v0[j]);
+        if (theirs > 0) x += theirs / all * static_cast<double>(r.o[i * r.ldv + j]) / static_cast<double>(totals[i]);
+        store_f64(out.out.data, out.out.dtype, row_of(out.out, b, at + i, h) + j, x);
+      }
+    }
+  }
+  // The keys enter: units first.
+  for (int64_t m = 0; m < s.M; ++m) {
+    T top = r.c[m];
+    for (int64_t t = 0; t < s.T; ++t) top = w.lk[at_row(t) * s.M + m] > top ? w.lk[at_row(t) * s.M + m] : top;
+    const T less =
+        r.c[m] == none ? T(0) : static_cast<T>(__builtin_exp(static_cast<double>(r.c[m]) - static_cast<double>(top)));
+    for (int j = 0; j < width; ++j) r.S[m * r.ldv + j] = less == 0 ? T(0) : r.S[m * r.ldv + j] * less;
+    r.n[m] = less == 0 ? T(0) : r.n[m] * less;
+    r.c[m] = top;
+  }
+  for (int64_t at = 0; at < s.T; at += kChunk) {
+    const int rows = chunk_rows(at, s.T);
+    load_rows<T>(args.v, row_of(args.v, b, at, h), args.v.stride[1], rows, width, r.v, r.ldv);
+    for (int i = 0; i < rows; ++i) {
+      const T* l = w.lk + at_row(at + i) * s.M;
+      T* f = r.f + i * r.ldf;
+      for (int64_t m = 0; m < s.M; ++m) f[m] = l[m] == none ? none : l[m] - r.c[m];
+      exponentials<T>(f, nullptr, T(0), nullptr, s.M, f);
+      for (int64_t m = 0; m < s.M; ++m) r.n[m] += f[m];
+    }
+    gemm<T>(features, width, rows, transposed(static_cast<const T*>(r.f), r.ldf), r.v, r.ldv, r.S, r.ldv, Add{});
+  }
+  for (int64_t m = 0; m < s.M; ++m) {
+    __builtin_memcpy(args.state.at<T>(b, h, m), r.S + m * r.ldv, static_cast<size_t>(s.V) * sizeof(T));
+    args.n.at<T>(b, h)[m] = r.n[m];
+    args.c.at<T>(b, h)[m] = r.c[m];
+  }
+}
+
+template <class T>
+void prompt(const DistillDecodeArgs& args, const DistillDecodeOut& out, const Launch& launch) {
+  const DistillArgs tokens = among_themselves(args);
+  const Shape s = shape_of(tokens);
+  Arena arena(launch.workspace), each;
+  const Work<T> w = cut<T>(arena, tokens, s, Pass::forward, launch.workers);
+  cut_prompt<T>(each, s);
+  attend(tokens, s, w, launch, after(launch, arena.used() + launch.workers * each.used()));
+  parallel(launch, s.B * s.H, [&](int64_t task, int worker) {
+    Arena own(launch.workspace + arena.used() + worker * each.used());
+    continue_head(args, out, s, w, cut_prompt<T>(own, s), task / s.H, task % s.H);
+  });
+}
+template <class T>
+int64_t prompt_bytes(const DistillDecodeArgs& args, int workers) {
+  const DistillArgs tokens = among_themselves(args);
+  const Shape s = shape_of(tokens);
+  Arena arena, each;
+  const Work<T> w = cut<T>(arena, tokens, s, Pass::forward, workers);
+  cut_prompt<T>(each, s);
+  return arena.used() + workers * each.used() + linear_workspace(linear_args(tokens, s, w), Pass::forward, workers);
+}
+
 }  // namespace
 
 void distill_decode_forward(const DistillDecodeArgs& args, const DistillDecodeOut& out, const Launch& launch) {
   by_type(args.q.dtype, [&]<class T>() {
     using X = Vec<T>;
+    if (args.q.size[1] > kPrompt) return prompt<T>(args, out, launch);
     const Shape s = shape_of(args);
     Arena arena(launch.workspace), each;
     const Features f = cut_features(arena, s);
@@ -435,6 +581,7 @@ void distill_decode_forward(const DistillDecodeArgs& args, const DistillDecodeOu
 }
 int64_t distill_decode_workspace(const DistillDecodeArgs& args, Pass, int workers) {
   return by_type(args.q.dtype, [&]<class T>() {
+    if (args.q.size[1] > kPrompt) return prompt_bytes<T>(args, workers);
     const Shape s = shape_of(args);
     Arena arena, each;
     cut_features(arena, s);

@@ -1,7 +1,7 @@
-// Balancing, hybrids and statistics of heads, in double: the specification of `distill_window` and, since it runs once per head
-// of a model and its time is that of K x K eigenproblems, the only implementation of `distill_balance`.
+// Balancing, hybrids and statistics of heads, in double: the specification of `distill_balance` and `distill_window`.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/launch.h"
 #include "distill.h"
@@ -46,26 +46,29 @@ Balance cut_balance(Arena& arena, const DistillBalanceArgs& args) {
   return r;
 }
 
-// to = f(a) through the eigenvalues of the symmetric a, which is kept
+// The eigenvalues and eigenvectors of the symmetric a, which is kept.
+void decompose(const Balance& r, const double* a) {
+  std::copy(a, a + r.K * r.K, r.work);
+  symmetric_eigenvectors(r.K, r.work, r.values, r.vectors);
+}
+// to = f(a) of the matrix that was decomposed
 template <class F>
-void of_matrix(const Balance& r, const double* a, double* to, const F& f) {
+void of_decomposed(const Balance& r, double* to, const F& f) {
   const int64_t n = r.K;
-  std::copy(a, a + n * n, r.work);
-  symmetric_eigenvectors(n, r.work, r.values, r.vectors);
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < n; ++j) {
-      double sum = 0;
-      for (int64_t e = 0; e < n; ++e) sum += f(std::max(r.values[e], 0.0)) * r.vectors[e * n + i] * r.vectors[e * n + j];
-      to[i * n + j] = sum;
+  std::fill(to, to + n * n, 0.0);
+  for (int64_t e = 0; e < n; ++e) {
+    const double value = f(std::max(r.values[e], 0.0));
+    const double* v = r.vectors + e * n;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) to[i * n + j] += value * v[i] * v[j];
     }
   }
 }
 void product(int64_t n, const double* a, const double* b, double* c) {
+  std::fill(c, c + n * n, 0.0);
   for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < n; ++j) {
-      double sum = 0;
-      for (int64_t e = 0; e < n; ++e) sum += a[i * n + e] * b[e * n + j];
-      c[i * n + j] = sum;
+    for (int64_t e = 0; e < n; ++e) {
+      for (int64_t j = 0; j < n; ++j) c[i * n + j] += a[i * n + e] * b[e * n + j];
     }
   }
 }
@@ -81,10 +84,10 @@ void find_balance(const Balance& r, const DistillBalanceArgs& args, int64_t h) {
     }
     for (int64_t i = 0; i < K * K; ++i) S[i] = 0;
     for (int64_t i = 0; i < rows; ++i) {
+      double* row = r.values;
+      for (int64_t c = 0; c < K; ++c) row[c] = get(x, i / r.T, i % r.T, h, c) - mean[c];
       for (int64_t a = 0; a < K; ++a) {
-        for (int64_t b = 0; b < K; ++b) {
-          S[a * K + b] += (get(x, i / r.T, i % r.T, h, a) - mean[a]) * (get(x, i / r.T, i % r.T, h, b) - mean[b]) / count;
-        }
+        for (int64_t b = 0; b < K; ++b) S[a * K + b] += row[a] * row[b] / count;
       }
     }
     double trace = 0;
@@ -95,24 +98,33 @@ void find_balance(const Balance& r, const DistillBalanceArgs& args, int64_t h) {
   moments(args.k, r.k0, r.Sk);
   const auto root_of = [](double x) { return std::sqrt(x); };
   const auto inverse_root = [](double x) { return x > 0 ? 1 / std::sqrt(x) : 0; };
-  of_matrix(r, r.Sq, r.half, root_of);
-  of_matrix(r, r.Sq, r.back, inverse_root);
-  product(K, r.half, r.Sk, r.A);
-  product(K, r.A, r.half, r.inverse);  // Sq^1/2 Sk Sq^1/2
+  decompose(r, r.Sq);
+  of_decomposed(r, r.half, root_of);
+  of_decomposed(r, r.back, inverse_root);
+  decompose(r, r.Sk);
+  of_decomposed(r, r.A, root_of);
+  // Sq^1/2 Sk Sq^1/2 = N^T N with N = Sk^1/2 Sq^1/2: its root from N itself, whose small values are the root's, not their
+  // squares. Rows become sigma u, then sigma^1/2 u Sq^-1/2, which are B^T of A^2 = B B^T.
+  product(K, r.A, r.half, r.inverse);
+  orthogonal_rows(K, r.inverse);
+  const auto length = [&](const double* row) {
+    double sum = 0;
+    for (int64_t c = 0; c < K; ++c) sum += row[c] * row[c];
+    return std::sqrt(sum);
+  };
   for (int64_t i = 0; i < K; ++i) {
-    for (int64_t j = 0; j < i; ++j)
-      r.inverse[i * K + j] = r.inverse[j * K + i] = 0.5 * (r.inverse[i * K + j] + r.inverse[j * K + i]);
+    const double root = inverse_root(length(r.inverse + i * K));
+    for (int64_t c = 0; c < K; ++c) r.inverse[i * K + c] *= root;
   }
-  of_matrix(r, r.inverse, r.A, root_of);
-  product(K, r.back, r.A, r.half);
-  product(K, r.half, r.back, r.inverse);  // A^2
-  for (int64_t i = 0; i < K; ++i) {
-    for (int64_t j = 0; j < i; ++j)
-      r.inverse[i * K + j] = r.inverse[j * K + i] = 0.5 * (r.inverse[i * K + j] + r.inverse[j * K + i]);
+  product(K, r.inverse, r.back, r.vectors);
+  orthogonal_rows(K, r.vectors);
+  for (int64_t e = 0; e < K; ++e) {
+    double* row = r.vectors + e * K;
+    r.values[e] = length(row);
+    for (int64_t c = 0; c < K; ++c) row[c] = r.values[e] > 0 ? row[c] / r.values[e] : 0;
   }
-  std::copy(r.inverse, r.inverse + K * K, r.half);
-  of_matrix(r, r.half, r.A, root_of);
-  of_matrix(r, r.half, r.inverse, inverse_root);
+  of_decomposed(r, r.A, [](double x) { return x; });
+  of_decomposed(r, r.inverse, [](double x) { return x > 0 ? 1 / x : 0; });
 }
 
 double dot(const double* a, const double* b, int64_t n) {
@@ -540,6 +552,69 @@ int64_t distill_window_workspace(const DistillWindowArgs& args, Pass pass, int) 
   cut_stats(arena, args, pass);
   return arena.used();
 }
+
+// Token by token: the keys of one row and head since its buffer began, those before the window in the sums.
+void distill_window_decode_forward(const DistillWindowDecodeArgs& args, const DistillWindowDecodeOut& out, const Launch&) {
+  const int64_t B = args.q.size[0], T = args.q.size[1], H = args.q.size[2], K = args.q.size[3], V = args.v.size[3];
+  const int64_t F = args.wq.size[2], window = args.window, room = 2 * window;
+  const bool terraced = args.form == DistillForm::terraced;
+  const double eta = K == 0 ? 1 : 1 / std::sqrt(static_cast<double>(K));
+  Stats r{};
+  r.K = K;
+  r.F = F;
+  std::vector<double> features(static_cast<size_t>(2 * F)), p(static_cast<size_t>(room));
+  const auto absorb = [&](int64_t b, int64_t h, int64_t j) {
+    hedgehog(r, args.k_near, args.wk, b, j, h, features.data());
+    for (int64_t f = 0; f < 2 * F; ++f) {
+      const double x = features[static_cast<size_t>(f)];
+      put(args.n, get(args.n, b, h, f) + x, b, h, f);
+      for (int64_t c = 0; c < V; ++c) {
+        put(args.state, get(args.state, b, h, f, c) + x * get(args.v_near, b, j, h, c), b, h, f, c);
+      }
+    }
+  };
+  for (int64_t b = 0; b < B; ++b) {
+    const int64_t count = distill_held_rows(args.held, b);
+    for (int64_t h = 0; h < H; ++h) {
+      const double g = 1 / (1 + std::exp(-get(args.window_factor, h)));
+      int64_t held = count, absorbed = held > 0 ? distill_window_begin(terraced, window, held - 1) : 0;
+      for (int64_t t = 0; t < T; ++t) {
+        if (held == room) {
+          for (; absorbed < window; ++absorbed) absorb(b, h, absorbed);
+          for (int64_t j = 0; j < window; ++j) {
+            for (int64_t c = 0; c < K; ++c) put(args.k_near, get(args.k_near, b, window + j, h, c), b, j, h, c);
+            for (int64_t c = 0; c < V; ++c) put(args.v_near, get(args.v_near, b, window + j, h, c), b, j, h, c);
+          }
+          held = window;
+          absorbed = 0;
+        }
+        for (int64_t c = 0; c < K; ++c) put(args.k_near, get(args.k, b, t, h, c), b, held, h, c);
+        for (int64_t c = 0; c < V; ++c) put(args.v_near, get(args.v, b, t, h, c), b, held, h, c);
+        const int64_t begin = distill_window_begin(terraced, window, held);
+        for (; absorbed < begin; ++absorbed) absorb(b, h, absorbed);
+        double top = -HUGE_VAL, sum = 0;
+        for (int64_t j = begin; j <= held; ++j) {
+          double score = 0;
+          for (int64_t c = 0; c < K; ++c) score += eta * get(args.q, b, t, h, c) * get(args.k_near, b, j, h, c);
+          top = std::max(top, p[static_cast<size_t>(j)] = score);
+        }
+        for (int64_t j = begin; j <= held; ++j)
+          sum += p[static_cast<size_t>(j)] = g * std::exp(p[static_cast<size_t>(j)] - top);
+        hedgehog(r, args.q, args.wq, b, t, h, features.data());
+        for (int64_t f = 0; f < 2 * F; ++f) sum += features[static_cast<size_t>(f)] * get(args.n, b, h, f);
+        for (int64_t c = 0; c < V; ++c) {
+          double total = 0;
+          for (int64_t j = begin; j <= held; ++j) total += p[static_cast<size_t>(j)] * get(args.v_near, b, j, h, c);
+          for (int64_t f = 0; f < 2 * F; ++f) total += features[static_cast<size_t>(f)] * get(args.state, b, h, f, c);
+          put(out.out, sum == 0 ? 0 : total / sum, b, t, h, c);
+        }
+        ++held;
+      }
+    }
+    distill_window_hold(args.held, b, distill_window_held(window, count + T));
+  }
+}
+int64_t distill_window_decode_workspace(const DistillWindowDecodeArgs&, Pass, int) { return 0; }
 
 }  // namespace linnet::ref
 

@@ -106,20 +106,21 @@ void symmetric_eigenvectors(int64_t n, double* a, double* values, double* vector
     if (off <= 1e-34 * all) break;
     for (int64_t p = 0; p < n; ++p) {
       for (int64_t q = p + 1; q < n; ++q) {
-        if (a[p * n + q] == 0) continue;
+        const double apq = std::fabs(a[p * n + q]);
+        if (apq == 0 || apq <= 1e-20 * std::sqrt(std::fabs(a[p * n + p] * a[q * n + q]))) continue;  // beyond the last digit
         const double theta = (a[q * n + q] - a[p * n + p]) / (2 * a[p * n + q]);
         const double t = std::copysign(1 / (std::fabs(theta) + std::hypot(theta, 1.0)), theta);
         const double c = 1 / std::hypot(t, 1.0), s = t * c;
-        for (int64_t k = 0; k < n; ++k) {
-          const double x = a[k * n + p], y = a[k * n + q];
-          a[k * n + p] = c * x - s * y;
-          a[k * n + q] = s * x + c * y;
-        }
+        const double app = a[p * n + p], aqq = a[q * n + q], own = a[p * n + q];
         for (int64_t k = 0; k < n; ++k) {
           const double x = a[p * n + k], y = a[q * n + k];
           a[p * n + k] = c * x - s * y;
           a[q * n + k] = s * x + c * y;
         }
+        a[p * n + p] = app - t * own;
+        a[q * n + q] = aqq + t * own;
+        a[p * n + q] = a[q * n + p] = 0;
+        for (int64_t k = 0; k < n; ++k) a[k * n + p] = a[p * n + k], a[k * n + q] = a[q * n + k];  // the matrix stays symmetric
         for (int64_t k = 0; k < n; ++k) {
           const double x = vectors[p * n + k], y = vectors[q * n + k];
           vectors[p * n + k] = c * x - s * y;
@@ -129,6 +130,29 @@ void symmetric_eigenvectors(int64_t n, double* a, double* values, double* vector
     }
   }
   for (int64_t i = 0; i < n; ++i) values[i] = a[i * n + i];
+}
+
+void orthogonal_rows(int64_t n, double* g) {
+  for (int sweep = 0; sweep < 60; ++sweep) {
+    bool turned = false;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = i + 1; j < n; ++j) {
+        double *a = g + i * n, *b = g + j * n, aa = 0, bb = 0, ab = 0;
+        for (int64_t c = 0; c < n; ++c) aa += a[c] * a[c], bb += b[c] * b[c], ab += a[c] * b[c];
+        if (!(std::fabs(ab) > 1e-15 * static_cast<double>(n) * std::sqrt(aa) * std::sqrt(bb))) continue;
+        turned = true;
+        const double zeta = (bb - aa) / (2 * ab);
+        const double t = std::copysign(1 / (std::fabs(zeta) + std::hypot(zeta, 1.0)), zeta);
+        const double cosine = 1 / std::hypot(t, 1.0), sine = t * cosine;
+        for (int64_t c = 0; c < n; ++c) {
+          const double x = a[c], y = b[c];
+          a[c] = cosine * x - sine * y;
+          b[c] = sine * x + cosine * y;
+        }
+      }
+    }
+    if (!turned) break;
+  }
 }
 
 }  // namespace linnet

@@ -178,6 +178,38 @@ double exact_dof(const Tensor& x, double lambda) {
   return static_cast<double>(total);
 }
 
+// Channels of different sizes, as those of trained heads do: the kernel's A is the reference's, and it balances.
+TEST(Distill, BalancesChannelsOfOtherSizes) {
+  constexpr int64_t kTokens = 200, kWidth = 24;
+  Tensor q = random_tensor({1, kTokens, 1, kWidth}, 41), k = random_tensor({1, kTokens, 1, kWidth}, 42);
+  for (int64_t i = 0; i < q.count(); ++i) {
+    const double size = std::pow(10.0, -static_cast<double>(i % kWidth) / kWidth);
+    q.set(i, 3 + 5 * size * q.get(i));
+    k.set(i, k.get(i) / size);
+  }
+  const Tensors given = {{"q", q}, {"k", k}, {"v", q}, {"z", constant({1, 1, kWidth}, 1)}, {"alpha", constant({1, 1}, 1)}};
+  Tensors ours = given, reference = given;
+  for (const char* name : {"A", "q_balanced", "k_balanced", "key_logw"}) {
+    ASSERT_EQ(check::invoked("distill_balance", {}, &ours, nullptr, name).message(), "");
+    ASSERT_EQ(check::invoked("distill_balance", {}, &reference, "ref", name).message(), "");
+    double error = 0, size = 0;
+    for (int64_t i = 0; i < ours[name].count(); ++i) {
+      error = std::max(error, std::abs(ours[name].get(i) - reference[name].get(i)));
+      size = std::max(size, std::abs(reference[name].get(i)));
+    }
+    EXPECT_LT(error, 1e-10 * size) << name;
+  }
+  // The second moments of both sides are equal, up to the ridge.
+  for (int64_t c = 0; c < kWidth; ++c) {
+    double of_q = 0, of_k = 0;
+    for (int64_t t = 0; t < kTokens; ++t) {
+      of_q += std::pow(ours["q_balanced"].get(t * kWidth + c), 2) / kTokens;
+      of_k += std::pow(ours["k_balanced"].get(t * kWidth + c), 2) / kTokens;
+    }
+    EXPECT_NEAR(of_q / of_k, 1, 1e-3) << c;
+  }
+}
+
 // One sample of large norm, which all others lean on, costs them no digit: by the reference, and by the factor of many samples.
 TEST(Distill, AnOutlierCostsNoDigits) {
   for (const int64_t J : {60, 1100}) {

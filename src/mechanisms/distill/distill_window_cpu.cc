@@ -160,6 +160,7 @@ struct Head {
   const Maps<T>& maps;
   const Scratch<T>& r;
   int64_t b, h;
+  int64_t past = 0;  // rows of keys before the first query
 
   int rows_at(int64_t at, int64_t end) const { return static_cast<int>(end - at < kChunk ? end - at : kChunk); }
   void load(const View& x, int64_t at, int rows, T* to, int64_t ld) const {
@@ -170,15 +171,17 @@ struct Head {
     for (int i = 0; i < rows; ++i) r.v[i * s.ldv + s.V] = 1;
   }
   MapRows places(bool key, int64_t at, int rows) const { return {b, h, at, 1, key, rows}; }
-  void find_features() const {
-    for (const bool key : {false, true}) {
-      const FeatureSelf<T> map = map_of(s, maps, key);
-      for (int64_t at = 0; at < s.length; at += kChunk) {
-        const int rows = rows_at(at, s.length);
-        load(key ? args.k : args.q, at, rows, r.q, s.ldk);
-        features_apply<T>(&map, places(key, at, rows), r.q, s.ldk, (key ? r.fk : r.fq) + at * s.ldf, s.ldf, r.map);
-      }
+  void find_features(bool key, int64_t from, int64_t to) const {
+    const FeatureSelf<T> map = map_of(s, maps, key);
+    for (int64_t at = from; at < to; at += kChunk) {
+      const int rows = rows_at(at, to);
+      load(key ? args.k : args.q, key ? at : at - past, rows, r.q, s.ldk);
+      features_apply<T>(&map, places(key, at, rows), r.q, s.ldk, (key ? r.fk : r.fq) + at * s.ldf, s.ldf, r.map);
     }
+  }
+  void find_features() const {
+    find_features(false, 0, s.length);
+    find_features(true, 0, s.length);
   }
   T share() const {
     return static_cast<T>(1 / (1 + __builtin_exp(-entry(args.window_factor, h))));  // g
@@ -208,7 +211,7 @@ struct Head {
   // p: the weights; o: their sums with [v | 1], the state's part included. The queries stand in r.q.
   void weigh(bool terraced, const Tile& t) const {
     const T* fq = r.fq + t.first * s.ldf;
-    load(args.q, t.first, t.rows, r.q, s.ldk);
+    load(args.q, t.first - past, t.rows, r.q, s.ldk);
     for (int64_t at = t.lo; at < t.end; at += kChunk) {
       const int n = rows_at(at, t.end);
       load(args.k, at, n, r.k, s.ldk);
@@ -254,9 +257,12 @@ struct Head {
   }
 
   void hybrid(bool terraced, const View& out) const {
-    int64_t absorbed = 0;
     clear(r.S, s.features * s.ldv);
-    for (int64_t first = 0; first < s.length; first += kChunk) {
+    walk(terraced, out, 0, 0);
+  }
+  // Rows from `from` on; the state holds the keys before `absorbed`.
+  void walk(bool terraced, const View& out, int64_t from, int64_t absorbed) const {
+    for (int64_t first = from; first < s.length; first += kChunk) {
       const Tile t = tile_at(terraced, first);
       T inverse[kChunk];
       absorb(absorbed, t.lo);
@@ -266,8 +272,9 @@ struct Head {
         const T den = r.o[i * s.ldv + s.V];
         inverse[i] = den == 0 ? T(0) : 1 / den;
       }
-      store_rows<T>(r.o, s.ldv, t.rows, s.V, out, row_of(out, b, first, h), out.stride[1], inverse);
+      store_rows<T>(r.o, s.ldv, t.rows, s.V, out, row_of(out, b, first - past, h), out.stride[1], inverse);
     }
+    if (s.length > from) absorb(absorbed, s.begin(terraced, s.length - 1));
   }
 
   // Adds to dq, dk, dv, dfq, dfk; returns what the window's logit gets.
@@ -657,6 +664,117 @@ void distill_window_backward(const DistillWindowArgs& args, const DistillWindowO
       }
     }
   }
+}
+
+// ---- token by token
+
+namespace {
+
+// The call of distill_window over the buffer of near keys.
+DistillWindowArgs over_buffer(const DistillWindowDecodeArgs& args) {
+  DistillWindowArgs to;
+  to.q = args.q;
+  to.k = args.k_near;
+  to.v = args.v_near;
+  to.wq = args.wq;
+  to.wk = args.wk;
+  to.window_factor = args.window_factor;
+  to.window = args.window;
+  return to;
+}
+template <class T>
+Shape<T> buffer_shape(const DistillWindowArgs& args) {
+  DistillWindowArgs whole = args;
+  whole.q.size[1] = args.k.size[1];
+  return shape_of<T>(whole);
+}
+void copy_rows(const View& from, int64_t at, const View& to, int64_t place, int64_t rows, int64_t b, int64_t h) {
+  const int64_t bytes = dtype_size(from.dtype);
+  for (int64_t i = 0; i < rows; ++i) {
+    const char* source = static_cast<const char*>(from.data) + row_of(from, b, at + i, h) * bytes;
+    __builtin_memcpy(static_cast<char*>(to.data) + row_of(to, b, place + i, h) * bytes, source,
+                     static_cast<size_t>(to.size[3] * bytes));
+  }
+}
+
+// The tokens of one head: into the buffer as many as it takes, over these the tiles, then its older half moves out.
+template <class T>
+void continue_head(const DistillWindowDecodeArgs& args, const DistillWindowArgs& buffer, Shape<T> s, const Maps<T>& maps,
+                   const Scratch<T>& r, const View& out, int64_t b, int64_t h) {
+  const bool terraced = args.form == DistillForm::terraced;
+  const int64_t tokens = args.q.size[1], room = 2 * s.window;
+  const auto state_at = [&](int64_t f) {
+    return static_cast<T*>(args.state.data) + b * args.state.stride[0] + h * args.state.stride[1] + f * args.state.stride[2];
+  };
+  const auto n_at = [&](int64_t f) {
+    return static_cast<T*>(args.n.data) + b * args.n.stride[0] + h * args.n.stride[1] + f * args.n.stride[2];
+  };
+  clear(r.S, s.features * s.ldv);
+  for (int64_t f = 0; f < s.features; ++f) {
+    __builtin_memcpy(r.S + f * s.ldv, state_at(f), static_cast<size_t>(s.V) * sizeof(T));
+    r.S[f * s.ldv + s.V] = *n_at(f);
+  }
+  int64_t held = distill_held_rows(args.held, b);
+  int64_t absorbed = held > 0 ? s.begin(terraced, held - 1) : 0;
+  for (int64_t t = 0; t < tokens;) {
+    if (held == room) {
+      s.length = room;
+      const Head<T> head{buffer, s, maps, r, b, h};
+      head.find_features(true, absorbed, s.window);
+      head.absorb(absorbed, s.window);
+      for (const View* near : {&args.k_near, &args.v_near}) copy_rows(*near, s.window, *near, 0, s.window, b, h);
+      held = s.window;
+      absorbed = 0;
+    }
+    const int64_t count = tokens - t < room - held ? tokens - t : room - held;
+    copy_rows(args.k, t, args.k_near, held, count, b, h);
+    copy_rows(args.v, t, args.v_near, held, count, b, h);
+    s.length = held + count;
+    const Head<T> head{buffer, s, maps, r, b, h, held - t};
+    const int64_t leaves = s.begin(terraced, s.length - 1);
+    head.find_features(false, held, s.length);
+    head.find_features(true, absorbed, leaves);
+    head.walk(terraced, out, held, absorbed);
+    absorbed = leaves;
+    held += count;
+    t += count;
+  }
+  for (int64_t f = 0; f < s.features; ++f) {
+    __builtin_memcpy(state_at(f), r.S + f * s.ldv, static_cast<size_t>(s.V) * sizeof(T));
+    *n_at(f) = r.S[f * s.ldv + s.V];
+  }
+}
+
+}  // namespace
+
+void distill_window_decode_forward(const DistillWindowDecodeArgs& args, const DistillWindowDecodeOut& out,
+                                   const Launch& launch) {
+  const DistillWindowArgs buffer = over_buffer(args);
+  by_type(args.q.dtype, [&]<class T>() {
+    const Shape<T> s = buffer_shape<T>(buffer);
+    Arena arena(launch.workspace), each;
+    const Maps<T> maps = cut_maps(arena, s);
+    cut_scratch(each, s, maps, Pass::forward);
+    load_maps(buffer, s, maps);
+    parallel(launch, s.B * s.H, [&](int64_t task, int worker) {
+      Arena mine(launch.workspace + arena.used() + worker * each.used());
+      continue_head(args, buffer, s, maps, cut_scratch(mine, s, maps, Pass::forward), out.out, task / s.H, task % s.H);
+    });
+  });
+  for (int64_t b = 0; b < args.q.size[0]; ++b) {
+    distill_window_hold(args.held, b, distill_window_held(args.window, distill_held_rows(args.held, b) + args.q.size[1]));
+  }
+}
+
+int64_t distill_window_decode_workspace(const DistillWindowDecodeArgs& args, Pass, int workers) {
+  const DistillWindowArgs buffer = over_buffer(args);
+  return by_type(args.q.dtype, [&]<class T>() {
+    const Shape<T> s = buffer_shape<T>(buffer);
+    Arena arena, each;
+    const Maps<T> maps = cut_maps(arena, s);
+    cut_scratch(each, s, maps, Pass::forward);
+    return arena.used() + workers * each.used();
+  });
 }
 
 int64_t distill_window_workspace(const DistillWindowArgs& args, Pass pass, int workers) {

@@ -55,7 +55,8 @@ const Op& embedding_quantised_op() {
           .cost<cost_quantised>()
           .bench("B=1 T=512 panels=3072 groups=18 bits=8|4 dtype=f32 pass=fwd")
           .impl<ref::embedding_quantised_forward, nullptr, ref::embedding_quantised_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(embedding_quantised);
+          LINNET_ISA_IMPLS_FORWARD(embedding_quantised)
+          .cuda<cuda::embedding_quantised_forward, nullptr, cuda::embedding_quantised_workspace, cuda::embedding_quantised_refuses>();
   return op;
 }
 // clang-format on

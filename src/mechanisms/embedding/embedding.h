@@ -41,5 +41,6 @@ int64_t embedding_quantised_workspace(const EmbeddingQuantisedArgs& args, const 
 LINNET_KERNELS(embedding, EmbeddingArgs, EmbeddingOut, EmbeddingNoGrads)
 LINNET_CUDA_KERNELS(embedding, EmbeddingArgs, EmbeddingOut, EmbeddingNoGrads)
 LINNET_KERNELS(embedding_quantised, EmbeddingQuantisedArgs, EmbeddingOut, EmbeddingNoGrads)
+LINNET_CUDA_KERNELS(embedding_quantised, EmbeddingQuantisedArgs, EmbeddingOut, EmbeddingNoGrads)
 
 }  // namespace linnet

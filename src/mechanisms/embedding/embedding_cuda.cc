@@ -17,4 +17,10 @@ void embedding_forward(const EmbeddingArgs& args, const EmbeddingOut& out, const
           per_row);
 }
 
+const char* embedding_quantised_refuses(const EmbeddingQuantisedArgs& args, Pass) { return refuses_f64(args.scales.dtype); }
+int64_t embedding_quantised_workspace(const EmbeddingQuantisedArgs&, Pass, int) { return 0; }
+void embedding_quantised_forward(const EmbeddingQuantisedArgs& args, const EmbeddingOut& out, const Launch& launch) {
+  enqueue(launch, {"embedding/embedding_cuda", "embed_quantised", 256}, {divide_up(out.out.elements(), 256)}, args, out.out);
+}
+
 }  // namespace linnet::cuda

@@ -87,6 +87,9 @@ Status check_map(const std::string& op, const Args& args, const Dims& dims) {
   return {};
 }
 
+// Exponents of keys less the largest of all keys: what is not divided out (no normaliser, eps, favor_eps) is in that unit.
+bool shares_top(const FeaturesArgs& args) { return args.key_top == KeyTop::global && features_shape(args).has_top(); }
+
 Status check_features(const FeaturesArgs& args, const Dims& dims) {
   LINNET_TRY(check_map("features", args, dims));
   if (args.causal && dims["S"] != dims["T"]) {
@@ -112,11 +115,8 @@ Status check_features(const FeaturesArgs& args, const Dims& dims) {
 
 Status check_decode(const FeaturesDecodeArgs& args, const Dims& dims) {
   LINNET_TRY(check_map("features_decode", args, dims));
-  const bool has_top = features_shape(args).has_top();
-  if (has_top != args.key_tops.given()) {
-    return bad_input(std::string("features_decode: key_tops is ") +
-                     (has_top ? "missing; map " + maps()[static_cast<size_t>(args.map)] + " needs it"
-                              : "given, expected none with map " + maps()[static_cast<size_t>(args.map)]));
+  if (args.key_tops.given() && !features_shape(args).has_top()) {
+    return bad_input("features_decode: key_tops is given, expected none with map " + maps()[static_cast<size_t>(args.map)]);
   }
   if (args.map == FeaturesMap::cosformer && args.max_length - args.position < dims["T"]) {
     return bad_input("features_decode: max_length is " + std::to_string(args.max_length) + ", expected at least position + " +
@@ -237,7 +237,8 @@ const Op& features_op() {
           .growing()
           .largest_logit<largest_logit<FeaturesArgs>>()
           .check<check_features>()
-          .earlier_rows(EarlierRows::numbers)  // key_top global: one unit for the features of all keys
+          .earlier_rows(EarlierRows::numbers)
+          .shares_units<shares_top>()
           .cost<cost_features>()
           .bench("B=1 T=8192 S=T H=8 K=64 V=K map=elu1|cosine|relu2|exp|cosformer|dpfp causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=8192 S=T H=8 K=64 V=K R=64 with=w map=hedgehog|hedgehog_exp causal=1 dtype=f32 pass=fwd|fwd+bwd")
@@ -275,6 +276,10 @@ const Op& features_decode_op() {
           .input("v", &A::v, "B T H V", "values of the new tokens")
           .input("state", &A::state, "B H F V", "S; read and overwritten").element(Element::acc).mutated()
           .input("z", &A::z, "B H F", "z; read and overwritten").element(Element::acc).values(Values::feature_sums).mutated()
+          .input("top", &A::top, "B H", "the largest exponent of the keys so far, -inf at first; untouched where key_tops is given")
+          .element(Element::acc).mutated().needed_by("map", {"exp", "favor", "favor_hyp", "efficient"})
+          .input("sums", &A::sums, "B H V+1", "sums of v and of 1; untouched where key_tops is given")
+          .element(Element::acc).values(Values::unit_interval).mutated().needed_by("map", {"favor", "favor_hyp"})
           FEATURES_PARAMETERS(, , , , )
           .output("out", &O::out, "B T H V", "the output")
           FEATURES_OPTIONS.unsampled()  // key_tops are drawn at random: they bound no exponent
@@ -284,6 +289,7 @@ const Op& features_decode_op() {
           .largest_logit<largest_logit<FeaturesDecodeArgs>>()
           .growing()
           .check<check_decode>()
+          .earlier_rows(EarlierRows::numbers)  // many tokens go in chunks
           .cost<cost_decode>()
           .bench("B=1|16 T=1 H=32 K=128 V=K map=elu1 dtype=f32 pass=fwd")
           .impl<ref::features_decode_forward, nullptr, ref::features_decode_workspace>("ref", always_available)

@@ -74,11 +74,15 @@ Status features(const FeaturesArgs& args, const FeaturesOut& out, const Context&
 Status features_backward(const FeaturesArgs& args, const FeaturesOut& out, const FeaturesGrads& grads, const Context& context);
 int64_t features_workspace(const FeaturesArgs& args, Pass pass, const Context& context);
 
-// One or few tokens with S and z in place. Maps with a top over keys (exp, favor, favor_hyp, efficient) need it given.
+// One or few tokens with S and z in place. Maps with a top over keys (exp, favor, favor_hyp, efficient): the running one,
+// unless it is given. When it grows, S and z are brought to its units; what favor adds to each feature is in no unit, which is
+// why the sums of the values are kept too.
 struct FeaturesDecodeArgs {
   View q, k, v;  // [B, T, H, K], [B, T, H, K], [B, T, H, V]
   View state;    // [B, H, F, V] f32: read and overwritten
   View z;        // [B, H, F] f32: read and overwritten
+  View top;      // [B, H] f32: exp, favor, favor_hyp, efficient: -inf at first; read and overwritten
+  View sums;     // [B, H, V + 1] f32: favor, favor_hyp: of v and of 1; read and overwritten
   View w, b, scale, proj, gamma, beta, key_tops;
   FeaturesMap map = FeaturesMap::elu1;
   Normalizer normalizer = Normalizer::standard;

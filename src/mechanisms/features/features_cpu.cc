@@ -507,17 +507,54 @@ int64_t features_workspace(const FeaturesArgs& args, Pass pass, int workers) {
   });
 }
 
+namespace {
+
+constexpr int64_t kChunkTokens = 16;  // so many tokens at once go in chunks
+
+// Positions of cosformer count from the first token of the sequence, and key_tops bound no exponent.
+bool in_chunks(const FeaturesDecodeArgs& args) {
+  return args.q.size[1] >= kChunkTokens && args.map != FeaturesMap::cosformer && !args.key_tops.given();
+}
+template <class T>
+MappedCall<T> chunks_of(const FeaturesDecodeArgs& args, const Work<T>& r, const FeatureSelf<T>& self) {
+  MappedCall<T> call;
+  const bool focused = args.map == FeaturesMap::focused;
+  call.q = focused ? rows_view(r.phi_q, args.q) : args.q;
+  call.k = focused ? rows_view(r.phi_k, args.k) : args.k;
+  call.v = args.v;
+  call.causal = true;
+  call.normalizer = r.s.normalizer;
+  call.eps = r.s.eps;
+  call.rule = KeyTop::running;
+  call.map = row_map(self, 0);
+  call.state = args.state;
+  call.z = args.z;
+  if (!r.s.has_top()) return call;
+  call.top = args.top;
+  call.sums = args.sums;
+  call.floor = features_floor(r.s);
+  return call;
+}
+
+}  // namespace
+
 void features_decode_forward(const FeaturesDecodeArgs& args, const FeaturesDecodeOut& out, const Launch& launch) {
   by_type(args.q.dtype, [&]<class T>() {
     Arena arena(launch.workspace);
     const Work<T> r = cut<T>(arena, args, Pass::forward, launch.workers);
     load_parameters(args, r);
-    FeatureSelf<T> self = self_of(r, false);
-    self.exact = true;
+    const bool chunks = in_chunks(args);
+    FeatureSelf<T> self = self_of(r, chunks && r.s.has_top());
+    self.exact = !chunks;
     const bool focused = args.map == FeaturesMap::focused;
     if (focused) {
       focused_apply(r, args.q, r.phi_q, launch);
       focused_apply(r, args.k, r.phi_k, launch);
+    }
+    if (chunks) {
+      MappedCall<T> whole = chunks_of(args, r, self);
+      whole.out = out.out;
+      return mapped_forward(whole, after(launch, arena.used()));
     }
     MappedDecode<T> call;
     call.q = focused ? rows_view(r.phi_q, args.q) : args.q;
@@ -531,6 +568,11 @@ void features_decode_forward(const FeaturesDecodeArgs& args, const FeaturesDecod
     call.eps = r.s.eps;
     call.first = args.position;
     call.key_tops = args.key_tops;
+    if (!args.key_tops.given() && r.s.has_top()) {
+      call.top = args.top;
+      call.sums = args.sums;
+      call.floor = features_floor(r.s);
+    }
     mapped_decode(call, after(launch, arena.used()));
   });
 }
@@ -538,7 +580,9 @@ int64_t features_decode_workspace(const FeaturesDecodeArgs& args, Pass, int work
   return by_type(args.q.dtype, [&]<class T>() {
     Arena arena;
     const Work<T> r = cut<T>(arena, args, Pass::forward, workers);
-    const FeatureSelf<T> self = self_of(r, false);
+    const bool chunks = in_chunks(args);
+    const FeatureSelf<T> self = self_of(r, chunks && r.s.has_top());
+    if (chunks) return arena.used() + mapped_forward_bytes(chunks_of(args, r, self), workers);
     MappedDecode<T> call;
     call.v = args.v;
     call.map = row_map(self, 0);

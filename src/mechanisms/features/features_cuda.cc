@@ -292,6 +292,7 @@ DecodeScratch cut_decode(Arena& arena, const FeaturesDecodeArgs& args, const Fea
 }  // namespace
 
 const char* features_decode_refuses(const FeaturesDecodeArgs& args, Pass) {
+  if (features_shape(args).has_top() && !args.key_tops.given()) return "a running top of the keys has no CUDA kernel";
   return refuses_shape(args.q.dtype, features_shape(args));
 }
 int64_t features_decode_workspace(const FeaturesDecodeArgs& args, Pass, int) {

@@ -8,6 +8,7 @@
 #include "simd/gemm.h"
 #include "simd/math.h"
 #include "simd/tile.h"
+#include "simd/wide.h"
 
 namespace linnet::LINNET_ISA {
 
@@ -184,27 +185,56 @@ LINNET_INLINE void favor_row(const FeatureSelf<T>& m, const T* p, T norm, T top,
     if (m.s.map == FeaturesMap::favor_hyp) X::store(e + M + c, exp(-a - X::broadcast(top) - less), M - c);
   }
 }
-// favor_row of one token in double. Its top may be far from the token's own exponents (decode takes it from the caller), and
-// exp magnifies what float would lose of 60 or 90; a state of M x V numbers is read beside these M x K products.
+// The doubles of a vector's worth of T.
 template <class T>
-void exact_row(const FeatureSelf<T>& m, const MapRows& at, const T* x, T* e) {
-  const int M = static_cast<int>(m.s.M), K = static_cast<int>(m.s.K), signs = m.s.map == FeaturesMap::favor_hyp ? 2 : 1;
-  double norm = 0, top = at.key ? at.unit : -__builtin_inf();
-  for (int c = 0; c < K; ++c) norm += static_cast<double>(x[c]) * static_cast<double>(x[c]);
-  norm /= 2 * __builtin_sqrt(static_cast<double>(K));
-  const auto projected = [&](int r) {
-    double p = 0;
-    for (int c = 0; c < K; ++c) p += static_cast<double>(x[c]) * static_cast<double>(m.back[r * m.ldk() + c]);
-    return p;
-  };
-  for (int r = 0; !at.key && r < M; ++r) {
-    const double p = projected(r), high = signs == 2 ? __builtin_fabs(p) : p;
-    top = high > top || high != high ? high : top;
+LINNET_INLINE typename Vec<double>::V wide(const T* x) {
+  using D = Vec<double>;
+  if constexpr (sizeof(T) == 8) {
+    return D::load(x);
+  } else {
+    vf_half narrow;
+    __builtin_memcpy(&narrow, x, sizeof narrow);
+    return widen_half(narrow);
   }
-  for (int r = 0; r < M; ++r) {
-    const double p = projected(r);
-    e[r] = static_cast<T>(__builtin_exp(p - norm - top));
-    if (signs == 2) e[M + r] = static_cast<T>(__builtin_exp(-p - norm - top));
+}
+// favor_row of one token in double. Its top may be far from the token's own exponents (decode takes it from the caller), and
+// exp magnifies what float would lose of 60 or 90; a state of M x V numbers is read beside these M x K products. p: scratch
+// [ldn] of doubles.
+template <class T>
+void exact_row(const FeatureSelf<T>& m, const MapRows& at, const T* x, T* e, double* p) {
+  using D = Vec<double>;
+  using V = typename D::V;
+  const int M = static_cast<int>(m.s.M), K = static_cast<int>(m.s.K);
+  const bool both = m.s.map == FeaturesMap::favor_hyp;
+  const T* const in = m.in_of(at.h);
+  double norm = 0;
+  for (int k = 0; k < K; ++k) norm += static_cast<double>(x[k]) * static_cast<double>(x[k]);
+  norm /= 2 * __builtin_sqrt(static_cast<double>(K));
+  constexpr int kVectors = 4;  // sums at a time: products of one sum wait for each other
+  V high = D::broadcast(-__builtin_inf());
+  for (int c = 0; c < M; c += kVectors * D::W) {
+    V sums[kVectors] = {};
+    const int vectors = (M - c + D::W - 1) / D::W < kVectors ? (M - c + D::W - 1) / D::W : kVectors;
+    for (int k = 0; k < K; ++k) {
+      const V a = D::broadcast(static_cast<double>(x[k]));
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i) {
+        if (i < vectors) sums[i] = fma(a, wide(in + k * m.ldn() + c + i * D::W), sums[i]);
+      }
+    }
+    for (int i = 0; i < vectors; ++i) {
+      D::store(p + c + i * D::W, sums[i]);
+      const V own = both ? abs(sums[i]) : sums[i];
+      high = select(D::prefix(M - c - i * D::W), max(high, own), high);
+    }
+  }
+  const V less = D::broadcast(norm + (at.key ? at.unit : static_cast<double>(highest(high))));
+  for (int c = 0; c < M; c += D::W) {
+    const V own = D::load(p + c), plus = exp(own - less), minus = both ? exp(-own - less) : own;
+    for (int l = 0; l < D::W && c + l < M; ++l) {
+      e[c + l] = static_cast<T>(plus[l]);
+      if (both) e[M + c + l] = static_cast<T>(minus[l]);
+    }
   }
 }
 template <class T>
@@ -352,7 +382,7 @@ void features_apply(const void* self, const MapRows& at, const T* x, int64_t ldx
         const T norm = dot_of(x, x, K) * power_of<T>(K, -0.5) / 2,
                 g = static_cast<T>(1 / __builtin_sqrt(static_cast<double>(F)));
         if (m.exact) {
-          exact_row(m, at, x, f);
+          exact_row(m, at, x, f, reinterpret_cast<double*>(scratch + kChunk * m.ldn()));
         } else {
           favor_row(m, static_cast<const T*>(y), norm, favor_top(m, at, static_cast<const T*>(y)), f);
         }

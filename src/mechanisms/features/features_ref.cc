@@ -655,6 +655,11 @@ void features_decode_forward(const FeaturesDecodeArgs& args, const FeaturesDecod
   call.normalizer = r.s.normalizer;
   call.eps = r.s.eps;
   call.key_top = args.key_tops;
+  if (!args.key_tops.given() && r.s.has_top()) {
+    call.running_top = args.top;
+    call.sums = args.sums;
+    call.floor = features_floor(r.s);
+  }
   mapped_decode(call, map, args.position, cut_mapped(arena, map, call));
 }
 int64_t features_decode_workspace(const FeaturesDecodeArgs& args, Pass, int) {

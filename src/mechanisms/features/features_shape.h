@@ -87,6 +87,11 @@ LINNET_INLINE FeaturesShape features_shape(const FeaturesArgs& args) {
 }
 LINNET_INLINE FeaturesShape features_shape(const FeaturesDecodeArgs& args) { return features_shape(args, 1, true); }
 
+// What favor adds to each feature of a key, whatever its unit.
+LINNET_INLINE double features_floor(const FeaturesShape& s) {
+  const bool favor = s.map == FeaturesMap::favor || s.map == FeaturesMap::favor_hyp;
+  return favor && s.F > 0 ? s.favor_eps / __builtin_sqrt(static_cast<double>(s.F)) : 0;
+}
 LINNET_INLINE bool features_running(const FeaturesArgs& args) {
   return args.causal && args.key_top == KeyTop::running && features_shape(args).has_top();
 }

@@ -33,6 +33,12 @@ TEST(Features, AgreesWithTheReference) {
       "features_decode B=2 T=3 H=2 K=8 V=12 map=elu1",
       "features_decode B=1 T=2 H=2 K=8 V=4 map=focused with=scale",
       "features_decode B=1 T=2 H=2 K=6 V=4 map=cosformer max_length=9",
+      "features_decode B=2 T=77 H=2 K=8 V=12 map=elu1 threads=3",  // in chunks
+      "features_decode B=2 T=40 H=2 K=8 V=5 map=focused with=scale",
+      "features_decode B=2 T=77 H=2 K=12 V=17 map=exp with=top strided=1",
+      "features_decode B=1 T=33 H=2 K=12 V=17 map=efficient with=top",
+      "features_decode B=2 T=77 H=2 K=12 V=17 M=20 map=favor with=proj,top,sums",
+      "features_decode B=1 T=64 H=2 K=12 V=3 M=5 map=favor_hyp with=proj,top,sums",
   };
   for (const char* map : {"identity", "cosine", "elu1", "relu", "relu2", "exp", "cosformer", "dpfp dpfp_nu=2", "taylor"}) {
     lines.push_back("features B=2 T=33 S=33 H=2 K=9 V=17 causal=1 with=key_mask values=garbage pass=bwd map=" +
@@ -54,7 +60,7 @@ TEST(Features, AgreesWithTheReference) {
     lines.push_back("features B=2 H=2 K=9 V=7 with=key_mask values=mixed,garbage map=efficient pass=bwd " + std::string(rest));
   }
   lines.push_back("features B=1 T=20 S=20 H=2 K=8 V=5 map=efficient causal=1 key_top=given with=key_tops pass=bwd");
-  lines.push_back("features_decode B=2 T=3 H=2 K=8 V=12 map=efficient with=key_tops");
+  lines.push_back("features_decode B=2 T=3 H=2 K=8 V=12 map=efficient with=top,key_tops");
   check::expect_agreement(lines);
 }
 

@@ -192,6 +192,7 @@ const Op& fem_read_decode_op() {
           .option("denominator", &A::denominator, {"automatic", "exact", "max 1e-6", "plus 1e-5"}, "how weights are normalised; automatic: as the prior says").unsampled()
           .option("feature_eps", &A::feature_eps, 0, kAnyReal, "linear, gated: added to relu(q) and relu(k)").unsampled()
           .check<check_decode>()
+          .earlier_rows(EarlierRows::numbers)  // several tokens share one shift
           .cost<cost_decode>()
           .bench("B=1 T=1 H=8 V=64 K=2*V capacity=4096 lengths=4000 prior=softmax with=q,k,k_cache,v_cache,lengths dtype=f32 pass=fwd")
           .bench("B=1 T=1 H=32 V=64 K=64 prior=gated with=q,k,a,state,shift dtype=f32 pass=fwd")

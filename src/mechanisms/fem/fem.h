@@ -88,6 +88,13 @@ namespace ref {
 double fem_read_largest_logit(const FemReadArgs& args);
 }  // namespace ref
 
+// The shift M of exp(beta v - M) in a channel, from the largest and the smallest beta v: the largest, so that no term is above
+// 1, or 600 less where values lie further apart than that. Sums in double then hold terms from e^-700 to e^600, e^109 are left
+// for weights and the number of tokens, and a row keeps its digits beside a later value that is up to 1,300 larger.
+LINNET_INLINE double fem_shift(double largest, double smallest) {
+  constexpr double kHeadroom = 600;
+  return largest - smallest > kHeadroom ? largest - kHeadroom : largest;
+}
 // The bound on |beta v|, or infinity.
 LINNET_INLINE double fem_cap(Maybe cap) { return cap.given && cap.value > 0 ? cap.value : __builtin_inf(); }
 LINNET_INLINE FemDenominator fem_denominator(FemPrior prior, FemDenominator asked) {

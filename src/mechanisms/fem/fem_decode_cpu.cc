@@ -1,6 +1,7 @@
 // fem_read_decode for one instruction set: one head of one batch row is a task, its memory read and written once per token,
-// sums in double whatever the memory's type.
+// sums in double whatever the memory's type. Several tokens of the priors linear and gated go in the chunks of fem_read.
 #include "fem_rows.h"
+#include "fem_scan_linear.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
@@ -231,6 +232,51 @@ struct Head {
   }
 };
 
+// Several tokens at once of the priors linear and gated: the chunks of fem_read, from the memory and back into it.
+constexpr int64_t kChunkTokens = 8;  // from so many tokens on
+
+bool in_chunks(const FemReadDecodeArgs& args) {
+  return (args.prior == FemPrior::linear || args.prior == FemPrior::gated) && args.v.size[1] >= kChunkTokens;
+}
+FemReadArgs whole_call(const FemReadDecodeArgs& args) {
+  FemReadArgs call;
+  call.v = args.v;
+  call.beta = args.beta;
+  call.lam = args.lam;
+  call.q = args.q;
+  call.k = args.k;
+  call.a = args.a;
+  call.g = args.g;
+  call.prior = args.prior;
+  call.causal = true;
+  call.cap = args.cap;
+  call.denominator = args.denominator;
+  call.feature_eps = args.feature_eps;
+  return call;
+}
+int64_t chunk_bytes(const FemReadDecodeArgs& args) {
+  const FemSizes s(whole_call(args));
+  Arena arena;
+  const FemChannels channels(arena, s);
+  const FemLinear::Rows rows(arena, s, Pass::forward);
+  return arena.used();
+}
+template <class T>
+void decode_chunks(const FemReadDecodeArgs& args, const FemReadDecodeOut& out, const Launch& launch) {
+  const FemReadArgs call = whole_call(args);
+  const FemSizes s(call);
+  const int64_t bytes = chunk_bytes(args);
+  const double work = static_cast<double>(s.B * s.T * s.H) * static_cast<double>(FemLinear::state_size(s) + 40 * s.V);
+  run_tasks(launch, s.B * s.H, 4 * work, [&](int64_t task, int worker) {
+    Arena arena(launch.workspace + worker * bytes);
+    const FemChannels channels(arena, s);
+    const FemLinear::Rows rows(arena, s, Pass::forward);
+    const FemLinear walk{{call, s, channels, task / s.H, task % s.H}, rows};
+    const auto memory = [&](const View& x) { return static_cast<T*>(x.data) + walk.b * x.stride[0] + walk.h * x.stride[1]; };
+    walk.resume(memory(args.state), args.state.stride[2], memory(args.shift), args.shift.stride[2], {.out = out.out});
+  });
+}
+
 // The gates read their tensors as those of fem_read.
 LINNET_INLINE FemReadArgs gates_of(const FemReadDecodeArgs& args) {
   FemReadArgs one;
@@ -281,9 +327,14 @@ void decode(const FemReadDecodeArgs& args, const FemReadDecodeOut& out, const La
 }  // namespace
 
 int64_t fem_read_decode_workspace(const FemReadDecodeArgs& args, Pass, int workers) {
+  if (in_chunks(args)) return workers * chunk_bytes(args);
   return workers * Rows(nullptr, args).bytes;
 }
 void fem_read_decode_forward(const FemReadDecodeArgs& args, const FemReadDecodeOut& out, const Launch& launch) {
+  if (in_chunks(args)) {
+    if (args.v.dtype == Dtype::f64) return decode_chunks<double>(args, out, launch);
+    return decode_chunks<float>(args, out, launch);
+  }
   if (args.v.dtype == Dtype::f64) return decode<double>(args, out, launch);
   decode<float>(args, out, launch);
 }

@@ -159,11 +159,13 @@ struct Head {
   // ---- prior ssm, one channel: the recurrence on u = vc, exp(beta vc - M) and 1
 
   double M(int64_t j) const {
-    double top = kNone;
+    double top = kNone, least = HUGE_VAL;
     for (int64_t t = 0; t < T; ++t) {
-      if (present(args.key_mask, b, t)) top = std::fmax(top, beta(j) * vc[t * V + j]);
+      if (!present(args.key_mask, b, t)) continue;
+      top = std::fmax(top, beta(j) * vc[t * V + j]);
+      least = std::fmin(least, beta(j) * vc[t * V + j]);
     }
-    return top == kNone ? 0 : top;
+    return fem_shift(top == kNone ? 0 : top, least);
   }
   void inputs(int64_t t, int64_t j, double shift, double (&u)[3]) const {
     const bool there = present(args.key_mask, b, t);

@@ -29,7 +29,7 @@ MappedShape shape_of(const FemReadArgs& args) {
 
 struct Scratch {
   MappedScratch mapped;
-  float *dbeta = nullptr, *parts = nullptr, *levels = nullptr, *gradient = nullptr, *small = nullptr;
+  float *dbeta = nullptr, *parts = nullptr, *levels = nullptr, *gradient = nullptr, *small = nullptr, *origin = nullptr;
   double* steps = nullptr;
   FemScan scan;
   char* scan_memory = nullptr;
@@ -89,6 +89,7 @@ Scratch cut(Arena& arena, const FemReadArgs& args, Pass pass) {
   x.parts = arena.take<float>(product_slices(args.v.size[0] * args.v.size[1]) * args.v.size[2] * V);
   if (is_walk(args.prior)) {
     x.steps = arena.take<double>(rows);
+    x.origin = arena.take<float>(2 * args.v.size[0] * args.v.size[2] * V);
   } else if (args.prior == FemPrior::aft) {
     x.levels = arena.take<float>(rows * V);
     x.gradient = arena.take<float>(rows * V);
@@ -126,10 +127,7 @@ FemRows rows_of(const FemReadArgs& args, const FemReadOut& out, const Scratch& x
   r.dparts = static_cast<int32_t>(m.value_tiles());
   return r;
 }
-Strided strided(const View& view) {
-  return {view.data, view.dtype, {view.stride[0], view.stride[1], view.stride[2], view.stride[3]}};
-}
-FemStrided strided(const FemReadGrads& g) {
+FemStrided strided_grads(const FemReadGrads& g) {
   return {strided(g.dout),   strided(g.dv), strided(g.dbeta), strided(g.dlam), strided(g.dq), strided(g.dk), strided(g.da),
           strided(g.ddelta), strided(g.dA), strided(g.dBm),   strided(g.dCm),  strided(g.dD), strided(g.dg)};
 }
@@ -186,13 +184,15 @@ void fem_read_backward(const FemReadArgs& args, const FemReadOut& out, const Fem
   Arena arena(launch.workspace);
   const Scratch x = cut(arena, args, Pass::backward);
   FemRows r = rows_of(args, out, x);
-  r.grads = strided(grads);
+  r.grads = strided_grads(grads);
   r.dbeta = x.dbeta;
+  r.origin = x.origin;
   if (r.rows > 0) run_small(launch, r);
   if (is_walk(args.prior)) {
     if (grads.da.given()) r.steps = x.steps;
     if (r.rows > 0) {
       run_rows(launch, "fem_features", r);
+      run_walks(launch, shape_of(args), false, x.mapped);
       run_rows(launch, "fem_gradient", r);
       run_walks_backward(launch, shape_of(args), true, true, true, x.mapped);
       run_rows(launch, "fem_leave", r);

@@ -37,6 +37,10 @@ __device__ __forceinline__ float part_at(const FemRows& r, const Row& at, int co
 __device__ __forceinline__ bool is_small(const FemRows& r, const Row& at, int j) {
   return r.small[(at.b * r.H + at.h) * r.V + j] != 0;
 }
+__device__ __forceinline__ float2 origin_of(const FemRows& r, const Row& at, int j) {
+  const int64_t place = (at.b * r.H + at.h) * r.V + j;
+  return {r.origin[place], r.origin[r.B * r.H * r.V + place]};
+}
 // log of the sum of exponentials over the sum of weights, from the sum that the values make.
 __device__ __forceinline__ float tilted(bool small, float sum, float z) {
   return small ? log1pf(z / sum) : logf(z) - logf(sum);
@@ -62,20 +66,36 @@ __device__ __forceinline__ float2 gates(const FemRows& r, const Row& at, int j, 
 // Whether a channel of a head has beta vc >= -4 everywhere: then sums are taken of expm1(beta vc), and log1p of them loses
 // nothing however small beta is. 32 channels to a block, 8 threads each.
 extern "C" __global__ void __launch_bounds__(256) fem_small(const __grid_constant__ FemRows r) {
-  __shared__ float lows[8][32];
+  __shared__ float lows[8][32], highs[8][32];
   const int64_t b = blockIdx.x / r.H;
   const int h = static_cast<int>(blockIdx.x % r.H), lane = threadIdx.x % 32, slot = threadIdx.x / 32,
             j = blockIdx.y * 32 + lane;
   const float beta = j < r.V ? get(r.args.beta, h, j) : 1;
-  float low = 0;
+  float low = INFINITY, high = -INFINITY;
   for (int64_t t = slot; j < r.V && t < r.T; t += 8) {
-    if (present(r, b, t)) low = fminf(low, beta * clip(get(r.args.v, b, t, h, j), r.cap / beta));
+    if (!present(r, b, t)) continue;
+    const float x = beta * clip(get(r.args.v, b, t, h, j), r.cap / beta);
+    low = fminf(low, x);
+    high = fmaxf(high, x);
   }
   lows[slot][lane] = low;
+  highs[slot][lane] = high;
   __syncthreads();
   if (slot != 0 || j >= r.V) return;
-  for (int i = 1; i < 8; ++i) low = fminf(low, lows[i][lane]);
-  r.small[(b * r.H + h) * r.V + j] = low >= -4 ? 1 : 0;
+  for (int i = 1; i < 8; ++i) low = fminf(low, lows[i][lane]), high = fmaxf(high, highs[i][lane]);
+  const int64_t at = (b * r.H + h) * r.V + j;
+  const bool small = low >= -4;
+  r.small[at] = small ? 1 : 0;
+  if (r.origin == nullptr) return;
+  float v0 = 0, e0 = small ? 1 : 0;
+  if (high >= low && high - low <= 0.1f * fminf(fabsf(low), fabsf(high))) {  // there are keys, and they are almost equal
+    int64_t first = 0;
+    while (!present(r, b, first)) ++first;
+    const float x = clip(get(r.args.v, b, first, h, j), r.cap / beta);
+    if (isfinite(x)) v0 = x, e0 = expf(beta * x);
+  }
+  r.origin[at] = v0;
+  r.origin[r.B * r.H * r.V + at] = e0;
 }
 
 // phi(q), phi(k) and [vc, exp(beta vc), 1]; keys without weight are zeros.
@@ -92,7 +112,12 @@ extern "C" __global__ void __launch_bounds__(256) fem_features(const __grid_cons
     float x = j == 2 * r.V && there ? 1 : 0;
     if (j < 2 * r.V && there) {
       const float beta = get(r.args.beta, at.h, j % r.V), vc = clip(get(r.args.v, at.b, at.t, at.h, j % r.V), r.cap / beta);
-      x = j < r.V ? vc : is_small(r, at, j % r.V) ? expm1f(beta * vc) : expf(beta * vc);
+      if (r.origin != nullptr) {
+        const float2 o = origin_of(r, at, j % r.V);
+        x = j < r.V ? vc - o.x : o.y == 0 ? expf(beta * vc) : o.y * expm1f(beta * (vc - o.x));
+      } else {
+        x = j < r.V ? vc : is_small(r, at, j % r.V) ? expm1f(beta * vc) : expf(beta * vc);
+      }
     }
     r.values[at.row * r.columns + j] = x;
   }
@@ -113,28 +138,28 @@ extern "C" __global__ void __launch_bounds__(256) fem_finish(const __grid_consta
   if (at.lane == 0 && is_given(r.out.norm)) put(r.out.norm, sum, at.b, at.t, at.h);
 }
 
-// The gradients of the sums: [dmu / den, d2 / den, -(dmu mu + d2 z) slope / den], d2 = dF / (beta z).
+// The gradients of the sums M, Z of what is left of the values, and of the sum of weights n (v0, e0 what they lost, o = den -
+// slope n): [dmu / den, d2 / den, dmu (v0 o - slope M) / den^2 + d2 (e0 o - slope Z) / den^2], d2 = dF / (beta exp(beta F)).
 extern "C" __global__ void __launch_bounds__(256) fem_gradient(const __grid_constant__ FemRows r) {
   Row at;
   if (!row_at(r, &at)) return;
-  const float sum = get(r.out.norm, at.b, at.t, at.h);
-  float slope, dot = 0, direct = 0;
+  const float sum = part_at(r, at, 2 * r.V);
+  float slope, dot = 0;
   const float den = denominator(r.rule, sum, &slope), inverse = sum == 0 ? 0 : 1 / den;
+  const float gap = slope == 0 ? den : r.rule == FemDenominator::plus ? 1e-5f : 0;
   float* to = r.gradient + at.row * r.columns;
   for (int j = at.lane; j < r.V; j += 32) {
     const float beta = get(r.args.beta, at.h, j), mu = get(r.out.mu, at.b, at.t, at.h, j),
                 F = get(r.out.free, at.b, at.t, at.h, j);
-    const float2 d = gates(r, at, j, mu, F);
-    to[j] = d.x * inverse;
-    to[r.V + j] = d.y / beta * expf(-beta * F) * inverse;
-    // the sum of weights is in z too where the values are expm1: its part and what the denominator takes, without cancelling
-    dot += fmaf(d.x, mu, is_small(r, at, j) ? d.y / beta * (slope == 0 ? 0 : -expm1f(-beta * F)) : d.y / beta);
-    if (slope == 0 && is_small(r, at, j)) direct += d.y / beta * expf(-beta * F);
+    const float2 d = gates(r, at, j, mu, F), o = origin_of(r, at, j);
+    const float d2 = d.y / beta * expf(-beta * F) * inverse, d1 = d.x * inverse;
+    to[j] = d1;
+    to[r.V + j] = d2;
+    dot += d1 * fmaf(o.x, gap, -slope * part_at(r, at, j)) + d2 * fmaf(o.y, gap, -slope * part_at(r, at, r.V + j));
     if (r.dbeta != nullptr) r.dbeta[at.row * r.V + j] = sum == 0 ? 0 : -d.y * F / beta;
   }
   dot = ptx::sum_lanes<32>(dot);
-  direct = ptx::sum_lanes<32>(direct);
-  for (int j = 2 * r.V + at.lane; j < r.columns; j += 32) to[j] = j == 2 * r.V ? (direct - dot * slope) * inverse : 0;
+  for (int j = 2 * r.V + at.lane; j < r.columns; j += 32) to[j] = j == 2 * r.V ? dot * inverse : 0;
 }
 
 // What the walks leave, back to the caller.

@@ -6,17 +6,12 @@
 #pragma once
 
 #include "fem.h"
+#include "mechanisms/shared/strided.h"
 
 namespace linnet::cuda {
 
 inline constexpr double kFemLargestCap = 60;  // of |beta v|: exp of it, times sums of tokens, is still a float
 
-// A tensor of at most four dimensions without its sizes: the parameters of a kernel are at most 4096 bytes.
-struct Strided {
-  void* data = nullptr;
-  Dtype dtype = Dtype::none;
-  int64_t stride[4] = {};
-};
 struct FemStrided {  // FemReadGrads
   Strided dout, dv, dbeta, dlam, dq, dk, da, ddelta, dA, dBm, dCm, dD, dg;
 };
@@ -35,6 +30,9 @@ struct FemRows {
   float* dbeta = nullptr;   // [B, T, H, V]: what the gradient of beta is a sum of
   double* steps = nullptr;  // gated: [B, T, H]: what the gradients of the decays are sums of, backward in time
   float* small = nullptr;   // [B, H, V]: 1 where sums of expm1 serve
+  // Backward of the walks: [2, B, H, V], what vc and exp(beta vc) lose before they are summed. Where all keys are almost equal,
+  // they are those of the first: then the gradient of a sum of weights does not cancel between the two.
+  float* origin = nullptr;
   float* levels = nullptr;  // aft, backward: [B, T, H, V], log of the sum of exp(k)
 };
 

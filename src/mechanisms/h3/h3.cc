@@ -101,7 +101,8 @@ const Op& h3_op() {
           .bench("B=1 T=2048 C=64 R=64 H=8 M=32 dtype=f32 pass=fwd|fwd+bwd")
           .compare("", "H=HK R=4 M=1 sb=0 sc=0 sd=0.3 log_dt=-3.5 log_neg_re=0 imag=0 b=first c=first d=0")
           .impl<ref::h3_forward, ref::h3_backward, ref::h3_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(h3);
+          LINNET_ISA_IMPLS(h3)
+          .cuda<cuda::h3_forward, cuda::h3_backward, cuda::h3_workspace, cuda::h3_refuses>();
   return op;
 }
 
@@ -135,7 +136,8 @@ const Op& h3_decode_op() {
           .bench("B=1|4|16|64 T=1 C=768 R=64 H=C M=32 dtype=f32|bf16 pass=fwd")
           .bench("B=256 T=1 C=768 R=64 H=C M=32 dtype=f32 pass=fwd")
           .impl<ref::h3_decode_forward, nullptr, ref::h3_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(h3_decode);
+          LINNET_ISA_IMPLS_FORWARD(h3_decode)
+          .cuda<cuda::h3_decode_forward, nullptr, cuda::h3_decode_workspace, cuda::h3_decode_refuses>();
   return op;
 }
 // clang-format on

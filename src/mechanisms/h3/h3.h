@@ -69,5 +69,7 @@ int64_t h3_decode_workspace(const H3DecodeArgs& args, const Context& context);
 
 LINNET_KERNELS(h3, H3Args, H3Out, H3Grads)
 LINNET_KERNELS(h3_decode, H3DecodeArgs, H3DecodeOut, H3DecodeGrads)
+LINNET_CUDA_KERNELS(h3, H3Args, H3Out, H3Grads)
+LINNET_CUDA_KERNELS(h3_decode, H3DecodeArgs, H3DecodeOut, H3DecodeGrads)
 
 }  // namespace linnet

@@ -8,7 +8,7 @@ namespace linnet::LINNET_ISA {
 
 // Whether a forward takes it. A call that carries a state is chunked: reading or making a state costs 2 M products a token and
 // (p, r), which is the chunked form itself. The backward is always chunked: its five products are each a transform more here,
-// and a transform's rounding is that of its largest number, which gradients that cancel do not forgive.
+// and a transform rounds every number as it rounds its largest one: gradients that cancel would lose their digits.
 //
 // Of its own accord a call takes it with heads of one slot, 256 to 4,096 tokens and at least 4/5 of a power of two of them:
 // there it is 1.2 to 1.6 times as fast as chunks; at 16,384 tokens they meet, beyond chunks win (docs/mechanisms/h3.md).

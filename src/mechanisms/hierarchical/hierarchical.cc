@@ -42,6 +42,8 @@ Status check_hierarchical(const HierarchicalArgs& args, const Dims& dims) {
   if (args.tie == HierarchicalTie::prefix && !args.include_self) {
     return bad_input("hierarchical: tie prefix needs include_self: the first token of a family has nothing else to attend to");
   }
+  // A tree that lies on the GPU is not read here; its kernels refuse it.
+  if (args.q.device == Device::cuda && (args.parent.given() || args.level_starts.given())) return {};
   LINNET_TRY(hierarchical_check_tree(args));
   if (args.pos.given() && dims["nodes"] != hierarchical_nodes(args)) {
     return bad_input("hierarchical: pos has " + std::to_string(dims["nodes"]) + " nodes, expected " +
@@ -52,6 +54,7 @@ Status check_hierarchical(const HierarchicalArgs& args, const Dims& dims) {
 
 // Pairs in families (block), or of tokens and nodes (prefix, row), by counting them.
 Cost cost_hierarchical(const HierarchicalArgs& args, const Dims& dims, Pass pass) {
+  if (args.q.device == Device::cuda && (args.parent.given() || args.level_starts.given())) return {};
   const int64_t N = hierarchical_nodes(args), T = dims["T"];
   std::vector<char> memory;
   Arena count;
@@ -86,6 +89,7 @@ Status check_decode(const HierarchicalDecodeArgs& args, const Dims& dims) {
     return bad_input("hierarchical_decode: tie prefix needs include_self");
   }
   if (levels < 1) return bad_input("hierarchical_decode: list_k has 0 levels, expected at least 1");
+  if (args.list_count.device == Device::cuda) return {};  // the kernel leaves a list without room alone
   for (int64_t b = 0; b < dims["B"]; ++b) {
     std::vector<int64_t> count(static_cast<size_t>(levels));
     for (int64_t l = 0; l < levels; ++l) {
@@ -112,7 +116,10 @@ Status check_decode(const HierarchicalDecodeArgs& args, const Dims& dims) {
 Cost cost_decode(const HierarchicalDecodeArgs& args, const Dims& dims, Pass) {
   double rows = 0;
   for (int64_t b = 0; b < dims["B"]; ++b) {
-    for (int64_t l = 0; l < dims["levels"]; ++l) rows += static_cast<double>(index_value(args.list_count, b, l)) + 3;
+    for (int64_t l = 0; l < dims["levels"]; ++l) {
+      const bool known = args.list_count.device != Device::cuda;
+      rows += static_cast<double>(known ? index_value(args.list_count, b, l) : dims["width"]) + 3;
+    }
   }
   const double width = static_cast<double>(dims["K"] + dims["V"]), tokens = static_cast<double>(dims["T"] * dims["H"]);
   return {2 * rows * width * tokens, 4 * rows * width * tokens};
@@ -160,7 +167,8 @@ const Op& hierarchical_op() {
           .compare("row", "include_self=1 tie=row state.levels=log8 state.width=8")
           .compare("prefix, causal", "include_self=1 tie=prefix causal=1 state.levels=log8 state.width=8")
           .impl<ref::hierarchical_forward, ref::hierarchical_backward, ref::hierarchical_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(hierarchical);
+          LINNET_ISA_IMPLS(hierarchical)
+          .cuda<cuda::hierarchical_forward, cuda::hierarchical_backward, cuda::hierarchical_workspace, cuda::hierarchical_refuses>();
   return op;
 }
 
@@ -195,7 +203,8 @@ const Op& hierarchical_decode_op() {
           .cost<cost_decode>()
           .bench("B=1 T=1 H=32 K=128 V=K levels=6 width=8 list_count=4 lengths=100 dtype=f32|bf16 pass=fwd")
           .impl<ref::hierarchical_decode_forward, nullptr, ref::hierarchical_decode_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(hierarchical_decode);
+          LINNET_ISA_IMPLS_FORWARD(hierarchical_decode)
+          .cuda<cuda::hierarchical_decode_forward, nullptr, cuda::hierarchical_decode_workspace, cuda::hierarchical_decode_refuses>();
   return op;
 }
 // clang-format on

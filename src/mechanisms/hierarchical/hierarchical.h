@@ -96,6 +96,8 @@ LINNET_INLINE int64_t hierarchical_closing(const HierarchicalDecodeArgs& args, i
 
 LINNET_KERNELS(hierarchical, HierarchicalArgs, HierarchicalOut, HierarchicalGrads)
 LINNET_KERNELS(hierarchical_decode, HierarchicalDecodeArgs, HierarchicalDecodeOut, HierarchicalNoGrads)
+LINNET_CUDA_KERNELS(hierarchical, HierarchicalArgs, HierarchicalOut, HierarchicalGrads)
+LINNET_CUDA_KERNELS(hierarchical_decode, HierarchicalDecodeArgs, HierarchicalDecodeOut, HierarchicalNoGrads)
 
 namespace ref {
 double hierarchical_largest_logit(const HierarchicalArgs& args);

@@ -179,6 +179,96 @@ void token(const HierarchicalDecodeArgs& args, const View& out, Step<T>& s, int6
   }
 }
 
+// ---- a prompt, tie row ---------------------------------------------------------------------------------------------------
+
+// Tokens behind an empty tree, tie row: the operator itself, then the state, which is means and sums of keys and values.
+bool may_be_prompt(const HierarchicalDecodeArgs& args) {
+  return args.tie == HierarchicalTie::row && !args.close.given() && args.q.size[1] > args.arity;
+}
+template <class T>
+bool is_prompt(const HierarchicalDecodeArgs& args, int64_t b) {
+  if (!may_be_prompt(args) || index_at(args.lengths, b) != 0) return false;
+  for (int64_t l = 0; l < args.list_count.size[1]; ++l) {
+    if (index_at(args.list_count, b, l) != 0 || *args.open_n.template at<T>(b, l) != 0) return false;
+  }
+  return true;
+}
+View batch_row(View x, int64_t b) {
+  x.data = static_cast<char*>(x.data) + b * x.stride[0] * dtype_size(x.dtype);
+  x.size[0] = 1;
+  return x;
+}
+HierarchicalArgs prompt_call(const HierarchicalDecodeArgs& args) {
+  HierarchicalArgs call;
+  call.q = args.q, call.k = args.k, call.v = args.v;
+  call.tie = args.tie, call.include_self = args.include_self, call.causal = true;
+  call.scale = args.scale;
+  call.arity = args.arity;
+  return call;
+}
+// sum += rows [first, end) of head h; row: scratch
+template <class T>
+void add_tokens(const View& x, int64_t b, int64_t h, int64_t first, int64_t end, T* sum, T* row) {
+  const int width = static_cast<int>(x.size[3]);
+  for (int64_t t = first; t < end; ++t) {
+    with_type<T>(x, b * x.stride[0] + t * x.stride[1] + h * x.stride[2],
+                 [&](auto* p) { load_tile<T>(p, 0, 1, width, row, 0); });
+    add_exact(sum, row, width);
+  }
+}
+// Level l's open node holds the tokens behind the last whole window of arity^(l+1), the last level's all of them; its finished
+// children are windows of arity^l. Above the first node that holds all tokens nothing has finished, and sums are the same.
+template <class T>
+void prompt_state(const HierarchicalDecodeArgs& args, Step<T>& s, int64_t b, int64_t h) {
+  struct Rows {
+    const View &x, &sums, &lists;
+  };
+  const View none;
+  const Rows rows[] = {{args.q, args.sum_q, none}, {args.k, args.sum_k, args.list_k}, {args.v, args.sum_v, args.list_v}};
+  const int64_t tokens = args.q.size[1];
+  int64_t child = 1;
+  bool all = false;  // the level below holds all tokens already
+  for (int64_t l = 0; l < s.levels; ++l) {
+    const bool last = l + 1 == s.levels || child > tokens / args.arity;
+    const int64_t first = last ? 0 : tokens / (child * args.arity) * (child * args.arity);
+    s.open_n[l] = static_cast<T>(tokens - first);
+    s.count[l] = all ? 0 : (tokens - first) / child;
+    for (int64_t i = 0; i < s.count[l]; ++i) s.list_n[l * s.width + i] = static_cast<T>(child);
+    for (const Rows& r : rows) {
+      const int width = static_cast<int>(r.x.size[3]);
+      T* const sum = r.sums.template at<T>(b, h, l);
+      if (all) {
+        copy_exact(sum, r.sums.template at<T>(b, h, l - 1), width, T(1));
+        continue;
+      }
+      clear_rows(sum, width);
+      const int64_t finished = r.lists.given() ? s.count[l] : 0;
+      for (int64_t i = 0; i < finished; ++i) {
+        T* const mean = r.lists.template at<T>(b, h, l, i);
+        clear_rows(mean, width);
+        add_tokens<T>(r.x, b, h, first + i * child, first + (i + 1) * child, mean, s.query);
+        add_exact(sum, mean, width);
+        copy_exact(mean, mean, width, 1 / static_cast<T>(child));
+      }
+      add_tokens<T>(r.x, b, h, first + finished * child, tokens, sum, s.query);
+    }
+    all = last;
+    child *= last ? 1 : args.arity;
+  }
+}
+template <class T>
+void prompt(const HierarchicalDecodeArgs& args, const View& out, const Launch& launch, int64_t b, int64_t bytes) {
+  HierarchicalArgs call = prompt_call(args);
+  for (View* x : {&call.q, &call.k, &call.v}) *x = batch_row(*x, b);
+  hierarchical_forward(call, {.out = batch_row(out, b)}, launch);
+  const double flops = static_cast<double>(call.q.elements() + call.k.elements() + call.v.elements());
+  run_tasks(launch, args.q.size[2], flops, [&](int64_t h, int worker) {
+    Arena arena(launch.workspace + worker * bytes);
+    Step<T> step(arena, args);
+    prompt_state(args, step, b, h);
+  });
+}
+
 template <class T>
 int64_t step_bytes(const HierarchicalDecodeArgs& args) {
   Arena arena;
@@ -191,7 +281,11 @@ void run(const HierarchicalDecodeArgs& args, const View& out, const Launch& laun
   const int64_t B = args.q.size[0], tokens = args.q.size[1], H = args.q.size[2], bytes = step_bytes<T>(args);
   const double rows = static_cast<double>(args.list_count.size[1] * (args.list_k.size[3] + 4));
   const double flops = static_cast<double>(B * tokens * H * (args.q.size[3] + args.v.size[3])) * rows * 2;
+  for (int64_t b = 0; b < B; ++b) {
+    if (is_prompt<T>(args, b)) prompt<T>(args, out, launch, b, bytes);
+  }
   run_tasks(launch, tokens == 0 ? 0 : B * H, flops, [&](int64_t task, int worker) {
+    if (is_prompt<T>(args, task / H)) return;
     Arena arena(launch.workspace + worker * bytes);
     Step<T> step(arena, args);
     const int64_t b = task / H, length = index_at(args.lengths, b);
@@ -220,7 +314,8 @@ void run(const HierarchicalDecodeArgs& args, const View& out, const Launch& laun
 }  // namespace
 
 int64_t hierarchical_decode_workspace(const HierarchicalDecodeArgs& args, Pass, int workers) {
-  return workers * (args.q.dtype == Dtype::f64 ? step_bytes<double>(args) : step_bytes<float>(args));
+  const int64_t steps = workers * (args.q.dtype == Dtype::f64 ? step_bytes<double>(args) : step_bytes<float>(args));
+  return may_be_prompt(args) ? larger(steps, hierarchical_workspace(prompt_call(args), Pass::forward, workers)) : steps;
 }
 void hierarchical_decode_forward(const HierarchicalDecodeArgs& args, const HierarchicalDecodeOut& out, const Launch& launch) {
   args.q.dtype == Dtype::f64 ? run<double>(args, out.out, launch) : run<float>(args, out.out, launch);

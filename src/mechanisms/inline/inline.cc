@@ -118,7 +118,8 @@ const Op& inline_residual_op() {
           .cost<cost_residual>()
           .bench("B=8 T=50 H=6 D=32 height=7 width=7 prefix=1 dtype=f32 pass=fwd|fwd+bwd")
           .impl<ref::inline_residual_forward, ref::inline_residual_backward, ref::inline_residual_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(inline_residual);
+          LINNET_ISA_IMPLS(inline_residual)
+          .cuda<cuda::inline_residual_forward, cuda::inline_residual_backward, cuda::inline_residual_workspace, cuda::inline_residual_refuses>();
   return op;
 }
 

@@ -85,6 +85,7 @@ int64_t inline_decode_workspace(const InlineDecodeArgs& args, const Context& con
 
 LINNET_KERNELS(inline, InlineArgs, InlineOut, InlineGrads)
 LINNET_KERNELS(inline_residual, InlineResidualArgs, InlineResidualOut, InlineResidualGrads)
+LINNET_CUDA_KERNELS(inline_residual, InlineResidualArgs, InlineResidualOut, InlineResidualGrads)
 LINNET_KERNELS(inline_decode, InlineDecodeArgs, InlineDecodeOut, InlineDecodeGrads)
 LINNET_CUDA_KERNELS(inline, InlineArgs, InlineOut, InlineGrads)
 LINNET_CUDA_KERNELS(inline_decode, InlineDecodeArgs, InlineDecodeOut, InlineDecodeGrads)

@@ -1,23 +1,9 @@
 // l2_norm on the vector units: a row at a time, read twice while it lies in L1. Tasks are runs of 64 tokens.
 #include "l2_norm.h"
-#include "simd/task.h"
+#include "mechanisms/shared/token_tasks.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
-
-constexpr int64_t kTokens = 64;
-
-// body(b, t, h) for each row of a task
-template <class Body>
-void each_row(const View& x, const Launch& launch, const Body& body) {
-  const int64_t B = x.size[0], T = x.size[1], H = x.size[2], tiles = (T + kTokens - 1) / kTokens;
-  parallel(launch, B * tiles, [&](int64_t task, int) {
-    const int64_t first = task % tiles * kTokens, end = first + kTokens < T ? first + kTokens : T;
-    for (int64_t t = first; t < end; ++t) {
-      for (int64_t h = 0; h < H; ++h) body(task / tiles, t, h);
-    }
-  });
-}
 
 template <class T, class E>
 LINNET_INLINE T dot(const E* x, const E* y, int n) {
@@ -35,7 +21,7 @@ template <class T, class E>
 void forward(const L2NormArgs& args, const L2NormOut& out, const Launch& launch) {
   using X = Vec<T>;
   const int K = static_cast<int>(args.x.size[3]);
-  each_row(args.x, launch, [&](int64_t b, int64_t t, int64_t h) {
+  each_row(args.x, launch, [&](int64_t b, int64_t t, int64_t h, int64_t, int) {
     const E* x = args.x.at<const E>(b, t, h);
     E* y = out.out.at<E>(b, t, h);
     const typename X::V r = X::broadcast(reciprocal_root<T>(dot<T>(x, x, K) + static_cast<T>(args.eps)));
@@ -47,7 +33,7 @@ template <class T, class E>
 void backward(const L2NormArgs& args, const L2NormGrads& grads, const Launch& launch) {
   using X = Vec<T>;
   const int K = static_cast<int>(args.x.size[3]);
-  each_row(args.x, launch, [&](int64_t b, int64_t t, int64_t h) {
+  each_row(args.x, launch, [&](int64_t b, int64_t t, int64_t h, int64_t, int) {
     const E* x = args.x.at<const E>(b, t, h);
     E* dx = grads.dx.at<E>(b, t, h);
     if (!grads.dout.given()) {

@@ -2,27 +2,12 @@
 // over the tasks in double.
 #include "core/heads.h"
 #include "layer_norm.h"
-#include "simd/task.h"
+#include "mechanisms/shared/token_tasks.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
 
-constexpr int64_t kTokens = 64;
-
-LINNET_INLINE int64_t tiles_of(const View& x) { return (x.size[1] + kTokens - 1) / kTokens; }
 LINNET_INLINE int64_t padded(const View& x) { return (x.size[x.rank - 1] + 15) / 16 * 16; }
-
-// body(b, t, h, task, worker) for each row
-template <class Body>
-void each_row(const View& x, const Launch& launch, const Body& body) {
-  const int64_t tiles = tiles_of(x);
-  parallel(launch, x.size[0] * tiles, [&](int64_t task, int worker) {
-    const int64_t first = task % tiles * kTokens, end = first + kTokens < x.size[1] ? first + kTokens : x.size[1];
-    for (int64_t t = first; t < end; ++t) {
-      for (int64_t h = 0; h < x.size[2]; ++h) body(task / tiles, t, h, task, worker);
-    }
-  });
-}
 
 // A parameter lies in the call's type or in the computing one; absent it is `otherwise`.
 template <class T, class E>
@@ -66,7 +51,7 @@ struct Memory {
     Memory m;
     m.ld = padded(args.x);
     m.rows = arena.take<T>(workers * 2 * m.ld);
-    m.parts = arena.take<T>(pass == Pass::backward ? args.x.size[0] * tiles_of(args.x) * 2 * m.ld : 0);
+    m.parts = arena.take<T>(pass == Pass::backward ? args.x.size[0] * token_tasks(args.x) * 2 * m.ld : 0);
     return m;
   }
 };
@@ -100,10 +85,10 @@ void backward(const LayerNormArgs& args, const LayerNormGrads& grads, const Laun
   const T width = static_cast<T>(n);
   Arena arena(launch.workspace);
   const Memory<T> m = Memory<T>::cut(arena, args, Pass::backward, launch.workers);
-  const int64_t tasks = x.size[0] * tiles_of(x);
+  const int64_t tasks = x.size[0] * token_tasks(x);
   each_row(x, launch, [&](int64_t b, int64_t t, int64_t h, int64_t task, int worker) {
     T *dweight = m.parts + task * 2 * m.ld, *dbias = dweight + m.ld, *row = m.rows + worker * 2 * m.ld, *rest = row + m.ld;
-    if (t % kTokens == 0 && h == 0) {
+    if (begins_task(t, h)) {
       for (int c = 0; c < 2 * m.ld; c += X::W) X::store(dweight + c, X::zero());
     }
     const E* d = dout.given() ? dout.at<const E>(b, t, h) : nullptr;

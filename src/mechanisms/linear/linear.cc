@@ -2,7 +2,6 @@
 
 #include "core/op.h"
 #include "linear_cuda.h"
-#include "mechanisms/recurrence/cuda/every_gpu.h"
 
 namespace linnet {
 namespace {
@@ -96,7 +95,7 @@ const Op& linear_op() {
   using A = LinearArgs;
   using O = LinearOut;
   using G = LinearGrads;
-  static const Op op = cuda::on_every_gpu(
+  static const Op op =
       Declare<A, O, G>("linear", "linear", "linear attention with a feature map")
           .equation("S_t = S_{t-1} + phi(k_t) v_t^T;  o_t = scale S_t^T phi(q_t), divided by scale phi(q_t).z_t + eps when normalised")
           .decode("linear_decode")
@@ -117,12 +116,13 @@ const Op& linear_op() {
           .output("den", &O::den, "B T H*normalize", "the denominators; map exp: their logarithms").element(Element::acc).optional().saved()
           .option("map", &A::map, maps(), "the feature map phi")
           .option("causal", &A::causal, "a token sees no later key")
-          .option("normalize", &A::normalize, "divide by the sum of the weights")
+          .option("normalize", &A::normalize, "divide by the sum of the weights").effect(Effect::averages)
           .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies the weights; default 1 when normalised, K^-0.5 otherwise")
           .option("eps", &A::eps, 0, kAnyReal, "added to the denominator")
           .option("dpfp_nu", &A::dpfp_nu, 1, 64, "map dpfp: number of rolls")
           .option("allow_signed", &A::allow_signed, "normalise although identity and silu can make the denominator zero").unsampled()
           .letter("H", "max(Hq,max(Hk,Hv))")
+          .least_size("K", 3, "map", "dpfp")  // dpfp of two channels has one feature, the product of their magnitudes
           .letter("N", "B")
           .letter_by("F", "map", features())
           .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")
@@ -151,7 +151,7 @@ const Op& linear_op() {
           .compare("taylor2", "map=taylor2 normalize=1")
           .impl<ref::linear_forward, ref::linear_backward, ref::linear_workspace>("ref", always_available)
           LINNET_ISA_IMPLS(linear)
-          .cuda_rows<cuda::LinearRows, cuda::Row::step, cuda::Row::general, cuda::Row::chunk, cuda::Row::tile>());
+          .cuda_rows<cuda::LinearRows, cuda::Row::step, cuda::Row::general, cuda::Row::chunk, cuda::Row::tile>();
   return op;
 }
 
@@ -172,7 +172,7 @@ const Op& linear_decode_op() {
           .element(Element::acc).values(Values::rounding).mutated().optional()
           .output("out", &O::out, "B T H V", "the read of the state")
           .option("map", &A::map, maps(), "the feature map phi")
-          .option("normalize", &A::normalize, "divide by the sum of the weights")
+          .option("normalize", &A::normalize, "divide by the sum of the weights").effect(Effect::averages)
           .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies the weights; default 1 when normalised, K^-0.5 otherwise")
           .option("eps", &A::eps, 0, kAnyReal, "added to the denominator")
           .option("dpfp_nu", &A::dpfp_nu, 1, 64, "map dpfp: number of rolls")

@@ -18,6 +18,7 @@
 #include "linear_shape.h"
 #include "linear_weights.h"
 #include "mechanisms/recurrence/cpu/walk.h"
+#include "simd/finite.h"
 
 namespace linnet::LINNET_ISA {
 
@@ -46,19 +47,6 @@ bool load_finite(const E* src, int64_t stride, int rows, int cols, T* dst, int64
     }
   }
   return !any(is_nan(watch));
-}
-template <class T>
-bool all_finite(const T* src, int64_t ld, int rows, int cols) {
-  using X = Vec<T>;
-  typename X::V watch = X::zero();
-  for (int r = 0; r < rows; ++r, src += ld) {
-    for (int c = 0; c < cols; c += X::W) watch = fma(X::load(src + c, cols - c), X::zero(), watch);
-  }
-  return !any(is_nan(watch));
-}
-template <class T>
-LINNET_INLINE void zero_row(T* row, int64_t n) {
-  for (int64_t c = 0; c < n; ++c) row[c] = 0;
 }
 
 // What the four walks share. T: float or double; E: the tensors' type.
@@ -171,7 +159,7 @@ struct LinearUnit {
     }
     if (!args->key_mask.given()) return finite;
     zero_masked(at, rows, dst, ld);
-    return all_finite(dst, ld, rows, static_cast<int>(s.V));
+    return rows_are_finite(dst, ld, rows, static_cast<int>(s.V));
   }
   // g; with its last entry when `sums`.
   bool incoming(int head, int64_t at, int rows, bool sums, T* dst, int64_t ld) const {
@@ -533,7 +521,7 @@ struct LinearQueryGrad : LinearInputGrad<T, E> {
   }
   bool values(int head, int64_t at, int rows, const T*, const Chunk<T>& c) const {
     if (!this->s.shifted) this->key_features(head, at, rows, c.z, c.ldz, this->spare(c.spare).scratch);
-    return all_finite(c.z, c.ldz, rows, static_cast<int>(this->s.F));
+    return rows_are_finite(c.z, c.ldz, rows, static_cast<int>(this->s.F));
   }
   void queries(int head, int64_t at, int rows, const T*, const Chunk<T>& c) const {
     this->incoming(head, at, rows, this->sums_wanted(), c.x, c.ldx);
@@ -576,7 +564,7 @@ struct LinearKeyGrad : LinearInputGrad<T, E> {
   }
   bool values(int head, int64_t at, int rows, const T*, const Chunk<T>& c) const {
     if (!this->s.shifted) this->query_features(head, at, rows, c.z, c.ldz, this->spare(c.spare).scratch);
-    return all_finite(c.z, c.ldz, rows, static_cast<int>(this->s.F));
+    return rows_are_finite(c.z, c.ldz, rows, static_cast<int>(this->s.F));
   }
   void queries(int head, int64_t at, int rows, const T*, const Chunk<T>& c) const {
     this->value_rows(head, at, rows, this->sums_wanted(), c.x, c.ldx);

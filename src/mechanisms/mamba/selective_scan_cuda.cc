@@ -1,6 +1,7 @@
 // The selective scan on the GPU (selective_scan_cuda.cu).
 #include "selective_scan_cuda.h"
 
+#include "core/cuda/device.h"
 #include "core/sequence.h"
 #include "mechanisms/shared/pieces.h"
 
@@ -11,7 +12,13 @@ namespace {
 
 constexpr const char* kImage = "mamba/selective_scan_cuda";
 constexpr int kForwardThreads = 128, kBackThreads = 64;
-constexpr int64_t kForwardSegment = 64, kBackSegment = 16;  // tokens; the backward keeps a segment's states in shared memory
+constexpr int64_t kForwardSegment = 64;  // tokens
+// The backward keeps a segment's states in shared memory: doubles of f32 calls take half as many tokens where a block has
+// little.
+int back_bytes(Dtype dtype, int64_t tokens) {
+  return static_cast<int>(tokens * kScanStates * kBackThreads * (dtype == Dtype::f32 ? 8 : 4));
+}
+int64_t back_segment(Dtype dtype) { return back_bytes(dtype, 16) <= shared_bytes_of_block() ? 16 : 8; }
 
 Scan scan_of(const SelectiveScanArgs& args, Pass pass, bool raw = false) {
   Scan s;
@@ -26,7 +33,7 @@ Scan scan_of(const SelectiveScanArgs& args, Pass pass, bool raw = false) {
   s.threads = pass == Pass::forward ? kForwardThreads : kBackThreads;
   s.tiles = static_cast<int32_t>(divide_up(s.K, kScanStates));
   s.segments = {sequence_count(args.cu_seqlens, args.x.size[0]), args.x.size[1],
-                pass == Pass::forward ? kForwardSegment : kBackSegment, args.cu_seqlens};
+                pass == Pass::forward ? kForwardSegment : back_segment(args.x.dtype), args.cu_seqlens};
   return s;
 }
 void use_threads(Scan* s, int threads) {
@@ -98,7 +105,7 @@ void run_scan_backward(const SelectiveScanArgs& args, const SelectiveScanGrads& 
   run_states(launch, s, false, args.initial_state, View());
   run_states(launch, s, true, grads.dfinal_state, grads.dinitial_state);
   use_threads(&s, kBackThreads);
-  const int bytes = kBackSegment * kScanStates * kBackThreads * (args.x.dtype == Dtype::f32 ? 8 : 4);
+  const int bytes = back_bytes(args.x.dtype, s.segments.L);
   enqueue(launch, {kImage, LINNET_BY_TYPE(scan_back, args.x.dtype), kBackThreads, bytes}, grid_of(s), s);
   if (s.tiles > 1) enqueue(launch, {kImage, LINNET_BY_TYPE(scan_combine_back, args.x.dtype), 256}, elements_grid(s), s);
   const int64_t slots = slot_count(s.segments);

@@ -11,7 +11,7 @@
 namespace linnet::LINNET_ISA {
 
 // h -> 2^t h + b, t = g log2(e). A decay near 1 rounded to f32 drifts with the memory's length, so there h + ((2^t - 1) h + b),
-// the bracket first (recurrence.md section 2). Up to |t| = 1/2 the range reduction has nothing to reduce, and its polynomial is
+// the bracket first. Up to |t| = 1/2 the range reduction has nothing to reduce, and its polynomial is
 // 2^t - 1: `value` is that, elsewhere 2^t, and `near` tells which. An error of t costs t 2^t times as much.
 template <class V>
 struct Factor {

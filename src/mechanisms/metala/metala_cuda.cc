@@ -2,7 +2,7 @@
 // is added behind it.
 #include "metala_cuda.h"
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "mechanisms/recurrence/cuda/dispatch.h"
 #include "metala_rows.h"
 

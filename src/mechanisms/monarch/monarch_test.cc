@@ -31,6 +31,10 @@ const char* const kLines[] = {
     "monarch B=1 T=700 S=700 H=1 K=8 V=8 block=5 causal=1 pass=bwd",
     "monarch B=1 T=100 S=100 H=1 K=8 V=8 block=70 causal=1 pass=bwd",
     "monarch B=1 T=100 S=100 H=1 K=8 V=8 scale=1000 pass=bwd",
+    // Logits of hundreds and thousands in two steps, and one weight of nearly 1 in every row.
+    "monarch B=2 T=20 S=20 H=4 K=5 V=128 steps=2 pad=pre scale=1000 pass=bwd threads=7 seed=296001",
+    "monarch B=2 T=63 S=63 H=2 K=128 V=128 pad=pre scale=1000 skip=dlse,dk pass=bwd strided=1 values=mixed seed=532710",
+    "monarch_tiled B=3 T=128 S=128 H=4 K=32 V=96 tile_rows=101 tile_cols=4 steps=2 group=2 scale=20 values=garbage seed=256386",
     "monarch B=1 T=1 S=1 H=1 K=4 V=4 pass=bwd",
     "monarch B=1 T=0 S=0 H=2 K=4 V=4 steps=2 pass=bwd",
     "monarch B=0 T=9 S=9 H=2 K=4 V=4 pass=bwd",

@@ -3,7 +3,6 @@
 #include "core/op.h"
 #include "declare.h"
 #include "mechanisms/recurrence/cuda/dispatch.h"
-#include "mechanisms/recurrence/cuda/every_gpu.h"
 
 namespace linnet {
 namespace {
@@ -14,7 +13,7 @@ Status check_decay_choice(const Args& args, const Dims&) {
   return {};
 }
 
-// recurrence.md section 9, the triangles counted as halves, C = 32: scores and apply C (K + V); state 4 K V; with beta
+// Flops of the chunked form, the triangles counted as halves, C = 32: scores and apply C (K + V); state 4 K V; with beta
 // C (2 K + V) + 2 K V more for A, the solve and the read of the state.
 Cost cost_recurrence(const RecurrenceArgs& args, const Dims& dims, Pass pass) {
   constexpr double kChunk = 32;
@@ -118,8 +117,9 @@ Op declare_recurrence(const RecurrenceMember& member) {
       .element(Element::acc).optional().grad(&G::dfinal_state)
       .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies the output; default K^-0.5");
   if (member.beta) {
-    op.option("l2_norm", &A::l2_norm, "q and k become x / sqrt(sum x^2 + 1e-6)")
-        .option("double_beta", &A::double_beta, "2 beta in place of beta, which allows negative eigenvalues");
+    op.option("l2_norm", &A::l2_norm, "q and k become x / sqrt(sum x^2 + 1e-6)").effect(Effect::unit_norm)
+        .option("double_beta", &A::double_beta, "2 beta in place of beta, which allows negative eigenvalues")
+        .effect(Effect::doubles_strength);
   }
   op.option("chunk", &A::chunk, 0, kAnyCount,
             "tokens per chunk, at most the kernel's largest; 0: its choice; changes rounding alone")
@@ -162,7 +162,7 @@ Op declare_recurrence(const RecurrenceMember& member) {
     op.compare(member.decay == Decay::either ? "per channel" : "", words);
     if (member.decay == Decay::either) op.compare("per head", words + " other=g");
   }
-  return cuda::on_every_gpu(op);
+  return op;
 }
 
 Op declare_recurrence_decode(const RecurrenceMember& member) {
@@ -188,8 +188,9 @@ Op declare_recurrence_decode(const RecurrenceMember& member) {
       .output("out", &O::out, "B T H V", "the read of the state")
       .option("scale", &A::scale, -kAnyReal, kAnyReal, "multiplies the output; default K^-0.5");
   if (member.beta) {
-    op.option("l2_norm", &A::l2_norm, "q and k become x / sqrt(sum x^2 + 1e-6)")
-        .option("double_beta", &A::double_beta, "2 beta in place of beta, which allows negative eigenvalues");
+    op.option("l2_norm", &A::l2_norm, "q and k become x / sqrt(sum x^2 + 1e-6)").effect(Effect::unit_norm)
+        .option("double_beta", &A::double_beta, "2 beta in place of beta, which allows negative eigenvalues")
+        .effect(Effect::doubles_strength);
   }
   op.letter("H", "max(Hq,max(Hk,Hv))")
       .multiple("H", "Hq").multiple("H", "Hk").multiple("H", "Hv")

@@ -1,28 +1,13 @@
 // rms_norm on the vector units: a row at a time through L1, tasks of 64 tokens (fewer rows when they are long). dweight is
 // summed per task, then over the tasks in double.
 #include "core/heads.h"
+#include "mechanisms/shared/token_tasks.h"
 #include "rms_norm.h"
-#include "simd/task.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
 
-constexpr int64_t kTokens = 64;
-
-LINNET_INLINE int64_t tiles_of(const View& x) { return (x.size[1] + kTokens - 1) / kTokens; }
 LINNET_INLINE int64_t padded(const View& x) { return (x.size[x.rank - 1] + 15) / 16 * 16; }
-
-// body(b, t, h, task, worker) for each row
-template <class Body>
-void each_row(const View& x, const Launch& launch, const Body& body) {
-  const int64_t tiles = tiles_of(x);
-  parallel(launch, x.size[0] * tiles, [&](int64_t task, int worker) {
-    const int64_t first = task % tiles * kTokens, end = first + kTokens < x.size[1] ? first + kTokens : x.size[1];
-    for (int64_t t = first; t < end; ++t) {
-      for (int64_t h = 0; h < x.size[2]; ++h) body(task / tiles, t, h, task, worker);
-    }
-  });
-}
 
 // The weight lies in the call's type or in the computing one.
 template <class T, class E>
@@ -87,13 +72,13 @@ void backward(const RmsNormArgs& args, const RmsNormGrads& grads, const Launch& 
   using V = typename X::V;
   const View x = with_heads(args.x), dout = with_heads(grads.dout), dx = with_heads(grads.dx);
   const int n = static_cast<int>(x.size[3]);
-  const int64_t ld = padded(x), tasks = x.size[0] * tiles_of(x);
+  const int64_t ld = padded(x), tasks = x.size[0] * token_tasks(x);
   const Weight<T, E> weight(args);
   Arena arena(launch.workspace);
   T* parts = arena.take<T>(tasks * ld);
   each_row(x, launch, [&](int64_t b, int64_t t, int64_t h, int64_t task, int) {
     T* part = parts + task * ld;
-    if (t % kTokens == 0 && h == 0) {
+    if (begins_task(t, h)) {
       for (int c = 0; c < ld; c += X::W) X::store(part + c, X::zero());
     }
     const E* from = x.at<const E>(b, t, h);
@@ -142,7 +127,7 @@ int64_t rms_norm_workspace(const RmsNormArgs& args, Pass pass, int) {
   if (pass == Pass::forward) return 0;
   return by_dtype(args.x.dtype, [&]<class T, class E>() {
     Arena arena;
-    arena.take<T>(args.x.size[0] * tiles_of(args.x) * padded(args.x));
+    arena.take<T>(args.x.size[0] * token_tasks(args.x) * padded(args.x));
     return arena.used();
   });
 }

@@ -1,15 +1,11 @@
 // rms_norm_gated on the vector units: a row at a time through L1, tasks of 64 tokens. The weight is brought to the computing
 // type and its full shape once; dweight is summed per task, then over the tasks in double.
+#include "mechanisms/shared/token_tasks.h"
 #include "rms_norm_gated.h"
 #include "simd/math.h"
-#include "simd/task.h"
 
 namespace linnet::LINNET_ISA {
 namespace {
-
-constexpr int64_t kTokens = 64;
-
-LINNET_INLINE int64_t tiles_of(const View& x) { return (x.size[1] + kTokens - 1) / kTokens; }
 
 template <class T>
 struct Memory {
@@ -21,7 +17,7 @@ struct Memory {
     Memory m;
     m.ld = round_up<T>(args.x.size[3]) + Vec<T>::W;  // V = 0 too
     m.weight = arena.take<T>(args.weight.given() ? args.x.size[2] * m.ld : 0);
-    m.parts = arena.take<T>(pass == Pass::backward ? args.x.size[0] * tiles_of(args.x) * args.x.size[2] * m.ld : 0);
+    m.parts = arena.take<T>(pass == Pass::backward ? args.x.size[0] * token_tasks(args.x) * args.x.size[2] * m.ld : 0);
     m.workers = arena.take<T>(workers * 4 * m.ld);
     return m;
   }
@@ -56,18 +52,6 @@ void load_weight(const RmsNormGatedArgs& args, const Memory<T>& m) {
   }
 }
 
-// body(b, t, h, task, scratch) for each row
-template <class T, class Body>
-void each_row(const View& x, const Launch& launch, const Memory<T>& m, const Body& body) {
-  const int64_t tiles = tiles_of(x);
-  parallel(launch, x.size[0] * tiles, [&](int64_t task, int worker) {
-    const int64_t first = task % tiles * kTokens, end = first + kTokens < x.size[1] ? first + kTokens : x.size[1];
-    for (int64_t t = first; t < end; ++t) {
-      for (int64_t h = 0; h < x.size[2]; ++h) body(task / tiles, t, h, task, m.workers + worker * 4 * m.ld);
-    }
-  });
-}
-
 template <class T, class E>
 void forward(const RmsNormGatedArgs& args, const RmsNormGatedOut& out, const Launch& launch) {
   using X = Vec<T>;
@@ -76,7 +60,8 @@ void forward(const RmsNormGatedArgs& args, const RmsNormGatedOut& out, const Lau
   const Memory<T> m = Memory<T>::cut(arena, args, Pass::forward, launch.workers);
   load_weight(args, m);
   const int width = static_cast<int>(args.x.size[3]);
-  each_row<T>(args.x, launch, m, [&](int64_t b, int64_t t, int64_t h, int64_t, T* u) {
+  each_row(args.x, launch, [&](int64_t b, int64_t t, int64_t h, int64_t, int worker) {
+    T* const u = m.workers + worker * 4 * m.ld;
     const E* x = args.x.at<const E>(b, t, h);
     const E* z = args.z.given() ? args.z.at<const E>(b, t, h) : nullptr;
     const T* weight = args.weight.given() ? m.weight + h * m.ld : nullptr;
@@ -109,16 +94,17 @@ void backward(const RmsNormGatedArgs& args, const RmsNormGatedGrads& grads, cons
   Arena arena(launch.workspace);
   const Memory<T> m = Memory<T>::cut(arena, args, Pass::backward, launch.workers);
   load_weight(args, m);
-  const int64_t H = args.x.size[2], tasks = args.x.size[0] * tiles_of(args.x), part = H * m.ld;
+  const int64_t H = args.x.size[2], tasks = args.x.size[0] * token_tasks(args.x), part = H * m.ld;
   const int width = static_cast<int>(args.x.size[3]);
-  each_row<T>(args.x, launch, m, [&](int64_t b, int64_t t, int64_t h, int64_t task, T* scratch) {
+  each_row(args.x, launch, [&](int64_t b, int64_t t, int64_t h, int64_t task, int worker) {
+    T* const scratch = m.workers + worker * 4 * m.ld;
     T *n = scratch, *d = n + m.ld, *gate = d + m.ld, *gate_slope = gate + m.ld;
     const E* x = args.x.at<const E>(b, t, h);
     const E* z = args.z.given() ? args.z.at<const E>(b, t, h) : nullptr;
     const E* dout = grads.dout.given() ? grads.dout.at<const E>(b, t, h) : nullptr;
     const T* weight = args.weight.given() ? m.weight + h * m.ld : nullptr;
     T* dweight = m.parts + task * part + h * m.ld;
-    if (t % kTokens == 0) {
+    if (t % kTaskTokens == 0) {
       for (int c = 0; c < width; c += X::W) X::store(dweight + c, X::zero());
     }
     V squares = X::zero(), dots = X::zero();

@@ -12,6 +12,7 @@
 // A map is a pair of functions over rows of dense scratch: everything else is compiled once, whatever the map.
 #pragma once
 
+#include "core/half.h"
 #include "core/launch.h"
 #include "mechanisms/features/features.h"
 
@@ -55,6 +56,10 @@ struct MappedCall {
   View out, den;     // [B, T, H, V], [B, T, H]: written by the forward, read by the backward; centred: neither is read
   View final_state;  // [B, H, F, V], [B, H, F] of T or absent: sum phi(k) v^T, sum phi(k)
   View final_z;
+  // A memory that the call continues and that takes in its tokens, absent or MappedDecode's tensors of the same names: the
+  // forward of causal calls, centred ones excepted.
+  View state, z, top, sums;
+  double floor = 0;
   View final_v, final_count;  // centred: final_state and final_z are the co-moment and the mean key, these the mean value and n
   View dout, dq, dk, dv;
   RowMap<T> map;
@@ -89,6 +94,8 @@ struct MappedDecode {
   double eps = 0;
   int64_t first = 0;  // the position of the first token
   View key_tops;      // [B, H], or absent
+  View top, sums;     // the running top [B, H] and sums of [v, 1], [B, H, V + 1]; absent where nothing runs
+  double floor = 0;   // what each feature of a key has in no unit
 };
 template <class T>
 int64_t mapped_decode_bytes(const MappedDecode<T>& call, int workers);
@@ -110,6 +117,11 @@ template <class T>
 void load_rows(const View& view, int64_t offset, int64_t step, int rows, int cols, T* dst, int64_t ld);
 template <class T>
 void store_rows(const T* src, int64_t ld, int rows, int cols, const View& view, int64_t offset, int64_t step, const T* scale);
+
+// The largest exponent that a caller gives for a head; f32 also where T is double.
+LINNET_INLINE double given_top(const View& tops, int64_t b, int64_t h) {
+  return load_f64(tops.data, tops.dtype, b * tops.stride[0] + h * tops.stride[1]);
+}
 
 LINNET_INLINE Launch after(const Launch& launch, int64_t bytes) {
   return {launch.executor, launch.workspace + bytes, launch.workers};

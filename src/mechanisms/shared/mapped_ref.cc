@@ -249,9 +249,26 @@ void mapped_decode(const MappedCall& call, RowMap& map, int64_t first, const Map
         s.z[i] = get(call.final_z, b, h, i);
         for (int64_t j = 0; j < V; ++j) s.S[i * V + j] = get(call.final_state, b, h, i, j);
       }
-      const double top = call.key_top.given() ? get(call.key_top, b, h) : 0;
+      double top = call.key_top.given() ? get(call.key_top, b, h) : 0;
       for (int64_t t = 0; t < call.q.size[1]; ++t) {
         head.key(t);
+        if (call.running_top.given()) {  // the units of the sums grow with the largest exponent
+          const double own = map.row_top({b, first + t, h, true, 0}, s.x), before = get(call.running_top, b, h);
+          const double after = own > before && own < HUGE_VAL ? own : before;
+          const double less = after == before ? 1 : before == -HUGE_VAL ? 0 : std::exp(before - after);
+          for (int64_t i = 0; after != before && i < map.F; ++i) {
+            const double rest = call.sums.given() ? (1 - less) * call.floor : 0;
+            s.z[i] = less * s.z[i] + (rest == 0 ? 0 : rest * get(call.sums, b, h, V));
+            for (int64_t j = 0; j < V; ++j) {
+              s.S[i * V + j] = less * s.S[i * V + j] + (rest == 0 ? 0 : rest * get(call.sums, b, h, j));
+            }
+          }
+          put(call.running_top, after, b, h);
+          for (int64_t j = 0; call.sums.given() && j <= V; ++j) {
+            put(call.sums, get(call.sums, b, h, j) + (j < V ? s.v[j] : 1), b, h, j);
+          }
+          top = after == -HUGE_VAL ? 0 : after;
+        }
         map.apply({b, first + t, h, true, top}, s.x, s.f);
         head.add(s.f, s.v, 1);
         load_row(call.q, b, t, h, s.x);

@@ -36,6 +36,8 @@ struct MappedCall {
   bool forward_mean = false;     // the forward takes v0 off too: equal values then come back to the last digit
   KeyTop rule = KeyTop::global;  // running: the map's last feature is 1 for every key, and the others are scaled
   View key_top;
+  View running_top, sums;  // decode: the running top [B, H], and sums of [v, 1]
+  double floor = 0;        // what each feature of a key has in no unit
 };
 struct MappedScratch {
   double *x, *f, *df, *dx, *v, *o;  // rows

@@ -1,6 +1,6 @@
 #include "mechanisms/shared/norm_rows.h"
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 
 LINNET_USES_IMAGES(shared)
 

@@ -1,7 +1,7 @@
 // What launches of kernels over rows share: whether rows can be read 16 bytes at a time, names by type, sums of parts.
 #pragma once
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "core/view.h"
 
 namespace linnet::cuda {

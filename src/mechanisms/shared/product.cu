@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_tile(const Matrix& m, int64_t base, int64_t
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(256) product(const __grid_constant__ Product p) {
-  __shared__ float a[kDepth][kTile + 4], b[kDepth][kTile + 4];
+  __shared__ __align__(16) float a[kDepth][kTile + 4], b[kDepth][kTile + 4];
   const int64_t across = (p.N + kTile - 1) / kTile, down = (p.M + kTile - 1) / kTile, tiles = across * down;
   const int64_t tile = blockIdx.x % tiles, unit = blockIdx.x / tiles, head = unit % p.H, batch = unit / p.H;
   const int64_t i0 = tile / across * kTile, j0 = tile % across * kTile;

@@ -227,11 +227,11 @@ struct DirectBackward {
     gemm<T>(rows.rows, static_cast<int>(p.key_width()), tile.keys, as_is(s.ds, kKeys), tile.k, s.ldk, dq, s.ldk, Add{});
   }
   static bool queries_finite(const Problem& p, int rows, const Scratch& s) {
-    return all_finite(s.q, s.ldk, rows, static_cast<int>(p.key_width())) &&
-           all_finite(s.dout, s.ldv, rows, static_cast<int>(p.value_width()));
+    return rows_are_finite(s.q, s.ldk, rows, static_cast<int>(p.key_width())) &&
+           rows_are_finite(s.dout, s.ldv, rows, static_cast<int>(p.value_width()));
   }
   static bool keys_finite(const Problem& p, const Tile& tile, const Scratch& s) {
-    return all_finite(tile.k, s.ldk, tile.keys, static_cast<int>(p.key_width()));
+    return rows_are_finite(tile.k, s.ldk, tile.keys, static_cast<int>(p.key_width()));
   }
   LINNET_INLINE static T query_at(const Scratch& s, int r, int c) { return s.q[r * s.ldk + c]; }
   LINNET_INLINE static T dout_at(const Scratch& s, int r, int c) { return s.dout[r * s.ldv + c]; }

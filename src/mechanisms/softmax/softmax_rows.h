@@ -21,7 +21,7 @@ template <class P>
 LINNET_INLINE int heads_per_task(const P& problem, int64_t splits, int workers) {
   const int64_t bytes = larger(1, problem.key_width() * dtype_size(problem.k.dtype)), all = problem.key_heads();
   int64_t heads = larger(1, smaller(smaller(kFewHeads, all), 16384 / bytes));
-  while (heads > 1 && divide_up(all, heads) * splits < 2 * workers) heads /= 2;
+  while (workers > 1 && heads > 1 && divide_up(all, heads) * splits < 2 * workers) heads /= 2;
   return static_cast<int>(heads);
 }
 

@@ -15,6 +15,7 @@
 // visible pair (careful_values).
 #pragma once
 
+#include "simd/finite.h"
 #include "simd/gemm.h"
 #include "softmax_problem.h"
 
@@ -46,16 +47,6 @@ template <class T>
 LINNET_INLINE typename Vec<T>::M span_mask(Span lanes, int v) {
   using X = Vec<T>;
   return X::prefix(static_cast<int>(lanes.end) - v) & ~X::prefix(static_cast<int>(lanes.begin) - v);
-}
-
-template <class T>
-LINNET_INLINE bool all_finite(const T* x, int64_t ld, int rows, int cols) {
-  using X = Vec<T>;
-  typename X::V sum = X::zero();
-  for (int r = 0; r < rows; ++r) {
-    for (int c = 0; c < cols; c += X::W) sum = fma(X::load(x + r * ld + c), X::zero(), sum);  // 0 x inf and 0 x NaN are NaN
-  }
-  return !any(is_nan(sum));
 }
 
 // A tile of queries and its running sums. Q: the element of its transposed queries (Direct, Pairs).
@@ -188,7 +179,7 @@ struct Direct {
     gemm<T>(static_cast<int>(problem.value_width()), tile.lanes, keys, transposed(s.v, s.ldv), s.st, kLanes, tile.ot, kLanes,
             LaneScaleAdd<T>{s.alpha});
   }
-  LINNET_INLINE static bool values_finite(int keys, int V, const Scratch& s) { return all_finite(s.v, s.ldv, keys, V); }
+  LINNET_INLINE static bool values_finite(int keys, int V, const Scratch& s) { return rows_are_finite(s.v, s.ldv, keys, V); }
   LINNET_INLINE static T value(const Scratch& s, int j, int c) { return s.v[j * s.ldv + c]; }
 };
 

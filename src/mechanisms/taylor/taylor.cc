@@ -196,7 +196,8 @@ const Op& taylor_qt_layer_op() {
           .bench("B=8 T=196 H=16 K=16 dtype=f32 pass=fwd|fwd+bwd")
           .compare("", "ape=0 const=1 bn_weight=0.5 bn_bias=0 bn_mean=0 bn_var=1")
           .impl<ref::taylor_qt_layer_forward, ref::taylor_qt_layer_backward, ref::taylor_qt_layer_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(taylor_qt_layer);
+          LINNET_ISA_IMPLS(taylor_qt_layer)
+          .cuda<cuda::taylor_qt_layer_forward, cuda::taylor_qt_layer_backward, cuda::taylor_qt_layer_workspace, cuda::taylor_qt_layer_refuses>();
   return op;
 }
 

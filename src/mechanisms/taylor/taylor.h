@@ -118,6 +118,7 @@ LINNET_KERNELS(taylor_decode, TaylorDecodeArgs, TaylorDecodeOut, TaylorDecodeGra
 LINNET_CUDA_KERNELS(taylor_exact, TaylorExactArgs, TaylorOut, TaylorExactGrads)
 LINNET_CUDA_KERNELS(taylor_compact, TaylorCompactArgs, TaylorOut, TaylorCompactGrads)
 LINNET_CUDA_KERNELS(taylor_compact_l2, TaylorCompactL2Args, TaylorOut, TaylorCompactL2Grads)
+LINNET_CUDA_KERNELS(taylor_qt_layer, TaylorQtArgs, TaylorQtOut, TaylorQtGrads)
 LINNET_CUDA_KERNELS(taylor_decode, TaylorDecodeArgs, TaylorDecodeOut, TaylorDecodeGrads)
 
 // What a map of this family is made of.

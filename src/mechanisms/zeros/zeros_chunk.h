@@ -43,6 +43,11 @@ struct LogitScan {
 
   LINNET_INLINE LogitScan(const ZerosArgs& a, int64_t batch_row, int64_t head, Edge* to)
       : args(a), b(batch_row), h(head), edges(to) {}
+  void begin(const Edge& from) {  // behind keys that an earlier call has seen
+    edge = from;
+    top = from.ell;
+    sum = from.n;
+  }
   void run(int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       if (!args.key_mask.given() || *args.key_mask.at<const uint8_t>(b, t) != 0) {

@@ -113,9 +113,10 @@ struct Unit {
   const ZerosGrads& grads;
   const Scratch<T>& s;
   int64_t b, h;
+  Edge start = {};  // before the first token: nothing, or what a state holds
 
   int64_t tokens() const { return args.q.size[1]; }
-  Edge left(int64_t at) const { return !args.causal ? s.edges[tokens() - 1] : at == 0 ? Edge() : s.edges[at - 1]; }
+  Edge left(int64_t at) const { return !args.causal ? s.edges[tokens() - 1] : at == 0 ? start : s.edges[at - 1]; }
   Edge right(int64_t at, int rows) const { return s.edges[at + rows - 1]; }
 
   void load(const View& x, int64_t at, int rows, int64_t width, T* to, int64_t ld) const {
@@ -596,9 +597,66 @@ void zeros_backward(const ZerosArgs& args, const ZerosOut& out, const ZerosGrads
   run_walks<float>(args, out.out, grads, Pass::backward, launch);
 }
 
-// ---- decode: a chunk of one token
+// ---- decode: a chunk of one token, or a prompt in the forward's chunks
 
 namespace {
+
+inline constexpr int64_t kPrompt = 4;  // more tokens than this are a prompt
+
+ZerosArgs tokens_of(const ZerosDecodeArgs& args) {
+  ZerosArgs to;
+  to.q = args.q;
+  to.k = args.k;
+  to.v = args.v;
+  to.s = args.s;
+  to.s1 = args.s1;
+  to.sh = args.sh;
+  to.s0 = args.s0;
+  to.zeroth = args.zeroth;
+  to.causal = true;
+  return to;
+}
+
+template <class T>
+void prompt(const ZerosDecodeArgs& args, const ZerosDecodeOut& out, const Launch& launch) {
+  const ZerosArgs tokens = tokens_of(args);
+  const int64_t H = args.q.size[2], K = args.q.size[3], V = args.v.size[3], moment = args.moments.stride[2];
+  const int64_t bytes = Scratch<T>(tokens).cut_alone(nullptr, args.q.size[1]);
+  parallel(launch, args.q.size[0] * H, [&](int64_t task, int worker) {
+    const int64_t b = task / H, h = task % H;
+    Scratch<T> s(tokens);
+    s.cut_alone(launch.workspace + worker * bytes, args.q.size[1]);
+    T* const moments = static_cast<T*>(args.moments.data) + b * args.moments.stride[0] + h * args.moments.stride[1];
+    const auto pair = [&](int i) {
+      return static_cast<double>(moments[i * moment]) + static_cast<double>(moments[(i + 1) * moment]);
+    };
+    const Unit<T> unit{tokens, out.out, {}, s, b, h, Edge{static_cast<double>(moments[4 * moment]), pair(0), pair(2)}};
+    LogitScan<T> logits(tokens, b, h, s.edges);
+    if (unit.start.n > 0) logits.begin(unit.start);
+    logits.run(0, args.q.size[1]);
+    unit.begin_walk();
+    const auto each_row = [&](const auto& move) {  // R0, R1, Rp there; Rp, R1, R0 here
+      for (int64_t n = 0; n < 3; ++n) {
+        for (int64_t i = 0; i < K; ++i) {
+          move(static_cast<T*>(args.state.data) + b * args.state.stride[0] + h * args.state.stride[1] +
+                   (2 - n) * args.state.stride[2] + i * args.state.stride[3],
+               s.state + (n * K + i) * s.ldv);
+        }
+      }
+    };
+    const size_t row = static_cast<size_t>(V) * sizeof(T);
+    each_row([&](const T* there, T* here) { __builtin_memcpy(here, there, row); });
+    for_chunks(Walk::forward, unit.tokens(), [&](int64_t at, int rows) {
+      unit.prepare(Walk::forward, at, rows);
+      unit.read(Walk::forward, at, rows);
+      unit.step(Walk::forward, at, rows, 0, s.V);
+    });
+    each_row([&](T* there, const T* here) { __builtin_memcpy(there, here, row); });
+    const Two<T> ell(logits.edge.ell), mean(logits.edge.mean);
+    const T results[5] = {ell.hi, ell.lo, mean.hi, mean.lo, static_cast<T>(logits.edge.n)};
+    for (int i = 0; i < 5; ++i) moments[i * moment] = results[i];
+  });
+}
 
 template <class T>
 void decode(const ZerosDecodeArgs& args, const ZerosDecodeOut& out, const Launch& launch) {
@@ -674,11 +732,21 @@ void decode(const ZerosDecodeArgs& args, const ZerosDecodeOut& out, const Launch
 
 int64_t zeros_decode_workspace(const ZerosDecodeArgs& args, Pass, int workers) {
   const bool wide = args.q.dtype == Dtype::f64;
+  if (args.q.size[1] > kPrompt) {
+    const ZerosArgs tokens = tokens_of(args);
+    const int64_t count = args.q.size[1];
+    return workers *
+           (wide ? Scratch<double>(tokens).cut_alone(nullptr, count) : Scratch<float>(tokens).cut_alone(nullptr, count));
+  }
   const int64_t elements = wide ? round_up<double>(args.q.size[3]) + round_up<double>(args.v.size[3])
                                 : round_up<float>(args.q.size[3]) + round_up<float>(args.v.size[3]);
   return workers * 2 * elements * (wide ? 8 : 4);
 }
 void zeros_decode_forward(const ZerosDecodeArgs& args, const ZerosDecodeOut& out, const Launch& launch) {
+  if (args.q.size[1] > kPrompt) {
+    if (args.q.dtype == Dtype::f64) return prompt<double>(args, out, launch);
+    return prompt<float>(args, out, launch);
+  }
   if (args.q.dtype == Dtype::f64) return decode<double>(args, out, launch);
   decode<float>(args, out, launch);
 }

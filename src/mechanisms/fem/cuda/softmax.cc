@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 
 LINNET_USES_IMAGES(fem)
 
@@ -132,17 +132,22 @@ void exact_beta(const Launch& launch, const FemReadArgs& args, const FemCall& f,
   enqueue(launch, {kImage, "fem_value_gradients", 256}, {e.B * e.H, (e.V + 31) / 32}, e);
 }
 
-const char* refuses_shape(AttendRow row, Dtype dtype, int64_t K, int64_t V) {
+const char* refuses_shape(AttendRow row, Dtype dtype, const View& q, int64_t V, Pass pass) {
+  const int64_t K = q.size[3];
   if (row == AttendRow::plain) return nullptr;
   if (dtype != Dtype::bf16) return "it takes bf16: f16 does not hold the exponentials of the values";
-  return K <= 256 && 2 * V <= 256 ? nullptr : "it takes keys of at most 256 and values of at most 128 channels";
+  if (K > 256 || 2 * V > 256) return "it takes keys of at most 256 and values of at most 128 channels";
+  Attend p;  // as far as the tiles' memory asks
+  p.q.dtype = p.k.dtype = p.v.dtype = dtype;
+  p.K = static_cast<int32_t>(K), p.V = static_cast<int32_t>(2 * V), p.Tq = static_cast<int32_t>(q.size[1]), p.G = 1;
+  return attend_refuses(AttendRow::tile, p, pass);
 }
 
 }  // namespace
 
-const char* FemSoftmaxTable::refuses(AttendRow row, const FemReadArgs& args, const FemReadOut*, Pass) {
+const char* FemSoftmaxTable::refuses(AttendRow row, const FemReadArgs& args, const FemReadOut*, Pass pass) {
   if (const char* reason = refuses_prior(args.prior, args.cap, args.v.dtype)) return reason;
-  return refuses_shape(row, args.v.dtype, args.q.size[3], args.v.size[3]);
+  return refuses_shape(row, args.v.dtype, args.q, args.v.size[3], pass);
 }
 int64_t FemSoftmaxTable::workspace(AttendRow row, const FemReadArgs& args, Pass pass) {
   Arena arena;
@@ -217,9 +222,9 @@ FemCall cut_decode(Arena& arena, AttendRow row, const FemReadDecodeArgs& args) {
 
 }  // namespace
 
-const char* FemSoftmaxDecodeTable::refuses(AttendRow row, const FemReadDecodeArgs& args, const FemReadDecodeOut*, Pass) {
+const char* FemSoftmaxDecodeTable::refuses(AttendRow row, const FemReadDecodeArgs& args, const FemReadDecodeOut*, Pass pass) {
   if (const char* reason = refuses_prior(args.prior, args.cap, args.v.dtype)) return reason;
-  return refuses_shape(row, args.v.dtype, args.q.size[3], args.v.size[3]);
+  return refuses_shape(row, args.v.dtype, args.q, args.v.size[3], pass);
 }
 int64_t FemSoftmaxDecodeTable::workspace(AttendRow row, const FemReadDecodeArgs& args, Pass) {
   Arena arena;

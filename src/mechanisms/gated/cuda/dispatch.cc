@@ -1,6 +1,6 @@
 #include "mechanisms/gated/cuda/dispatch.h"
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "mechanisms/gated/cuda/gates.h"
 
 LINNET_USES_IMAGES(gated)

@@ -53,17 +53,23 @@ void weights(T* strip, int n, int lanes, const T* lse, const T* limit) {
     }
   }
 }
-// p = p inverse[lane]; delta[lane] += sum of p d over the rows.
+// p = p inverse[lane]; delta[lane] += sum of p d over the rows. With `centred` d is first taken relative to its value in the
+// row of the lane's largest weight (p = 1 before): where one weight is nearly 1, d - delta of its row is then no difference of
+// equal numbers.
 template <class T>
-void normalise(T* p, const T* d, int n, int lanes, const T* inverse, T* delta) {
+void normalise(T* p, T* d, int n, int lanes, const T* inverse, bool centred, T* delta) {
   using X = Vec<T>;
   for (int v = 0; v < lanes; v += X::W) {
-    typename X::V total = X::load(delta + v);
+    typename X::V total = X::load(delta + v), base = X::zero();
+    for (int i = 0; centred && i < n; ++i) {
+      base = select(eq(X::load(p + i * kLanes + v), X::broadcast(1)), X::load(d + i * kLanes + v), base);
+    }
     for (int i = 0; i < n; ++i) {
-      T* const at = p + i * kLanes + v;
-      const typename X::V x = X::load(at) * X::load(inverse + v);
-      X::store(at, x);
-      total = fma(x, X::load(d + i * kLanes + v), total);
+      const int64_t at = static_cast<int64_t>(i) * kLanes + v;
+      const typename X::V x = X::load(p + at) * X::load(inverse + v), y = X::load(d + at) - base;
+      X::store(p + at, x);
+      X::store(d + at, y);
+      total = fma(x, y, total);
     }
     X::store(delta + v, total);
   }
@@ -132,7 +138,7 @@ void slot_backward(const MonarchUnit<T>& u, const Passing<T>& d, const MonarchSc
       delta[i] = mine ? own[i] * dot_rows(s.drow + i * s.ldv, u.own + (j * u.side + l0 + i) * u.ldv, V) : T(0);
     }
     gemm<T>(n, lanes, V, as_is(y, u.ldv), s.dt, kLanes, s.strip[1], kLanes, Store{});
-    normalise(s.strip[0], s.strip[1], n, lanes, inverse, delta);
+    normalise(s.strip[0], s.strip[1], n, lanes, inverse, !u.g.causal, delta);  // causal: the own block has the same delta
     for (int i = 0; i < lanes; ++i) {
       if (grads.dlse.given()) delta[i] -= static_cast<T*>(grads.dlse.data)[u.offset(grads.dlse, tokens[i])];
       if (!u.g.causal) continue;
@@ -156,9 +162,10 @@ void slot_between(const MonarchUnit<T>& u, const MonarchUnit<T>& next, const Pas
   using V = typename X::V;
   const int K = static_cast<int>(u.g.K), P = static_cast<int>(u.P), n = slot_queries(u, s, j);
   const T *const a = u.a + u.cell(j, 0) * u.ldk, *const mean = next.mean + u.cell(j, 0) * u.ldk;
-  const T *const dmean = d.dmean + u.cell(j, 0) * u.ldk, *const lse_w = u.lse_w + u.cell(j, 0), *const c = u.c + u.cell(j, 0);
+  const T *const dmean = d.dmean + u.cell(j, 0) * u.ldk, *const c = u.c + u.cell(j, 0);
+  const T *const top_w = u.top_w + u.cell(j, 0), *const rest_w = u.rest_w + u.cell(j, 0);
   T *const da = d.da + u.cell(j, 0) * u.ldk, *const dc = d.dc + u.cell(j, 0);
-  T *const lse = s.line[0], *const unit = s.line[1];
+  T *const top = s.line[0], *const unit = s.line[1], *const rest = s.line[2];
   if (n == 0) {
     clear_rows(da, P * u.ldk);
     clear_rows(dc, P);
@@ -174,26 +181,28 @@ void slot_between(const MonarchUnit<T>& u, const MonarchUnit<T>& next, const Pas
   for (int l0 = 0; l0 < n; l0 += kLanes) {
     const int lanes = static_cast<int>(smaller(kLanes, n - l0));
     const T* const qrow = s.kv + l0 * s.ldk;
-    for (int i = 0; i < kLanes; ++i) lse[i] = i < lanes ? u.lse[j * u.side + l0 + i] : kInfinity<T>;
-    load_tile_transposed<T>(qrow, s.ldk, lanes, K, s.qt, kLanes, u.factor());
-    load_tile_transposed<T>(qrow, s.ldk, lanes, K, s.dt, kLanes);
-    gemm<T>(P, lanes, K, as_is(a, u.ldk), s.qt, kLanes, s.strip[0], kLanes, Store{});
-    gemm<T>(P, lanes, K, as_is(dmean, u.ldk), s.dt, kLanes, s.strip[2], kLanes, Store{});
+    for (int i = 0; i < kLanes; ++i) {
+      top[i] = i < lanes ? u.top[j * u.side + l0 + i] : kInfinity<T>;
+      rest[i] = i < lanes ? u.rest[j * u.side + l0 + i] : T(0);
+    }
+    load_tile_transposed<T>(qrow, s.ldk, lanes, K, s.qt, kLanes);
+    gemm<T>(P, lanes, K, as_is(a, u.ldk), s.qt, kLanes, s.strip[0], kLanes, Scale<T>{u.factor()});
+    gemm<T>(P, lanes, K, as_is(dmean, u.ldk), s.qt, kLanes, s.strip[2], kLanes, Store{});
     for (int v = 0; v < lanes; v += X::W) {
-      const V shift = X::load(lse + v);
       V total = X::zero(), whole = X::zero();
       for (int p = 0; p < P; ++p) {
         const int64_t at = static_cast<int64_t>(p) * kLanes + v;
-        const V logit = X::load(s.strip[0] + at) - shift, w = exp2_nonpositive(logit - X::broadcast(lse_w[p]));
+        const V logit = X::load(s.strip[0] + at) - X::broadcast(c[p]) - X::load(top + v) - X::load(rest + v);
+        const V w = exp2_nonpositive(logit - X::broadcast(top_w[p]) - X::broadcast(rest_w[p]));
         const V dlog = w * (X::load(s.strip[2] + at) - X::broadcast(s.column[p]));
-        const V share = exp2_nonpositive(logit - X::broadcast(c[p]));
+        const V share = exp2_nonpositive(logit);
         X::store(s.strip[0] + at, share);
         X::store(s.strip[1] + at, w);
         X::store(s.strip[2] + at, dlog);
         total = total + dlog;
         whole = whole + share;
       }
-      // Shares that sum to 1 but for the rounding of lse, whose size is that of the logits.
+      // Shares that sum to 1 but for rounding.
       total = select(eq(whole, X::zero()), X::zero(), total / whole);
       for (int p = 0; p < P; ++p) {
         const int64_t at = static_cast<int64_t>(p) * kLanes + v;
@@ -244,10 +253,14 @@ void block_backward(const MonarchUnit<T>& u, const Passing<T>& d, const MonarchS
     gemm<T>(n, lanes, depth, as_is(s.kv, ld), s.dt, kLanes, dz, kLanes, Store{});
     for (int v = 0; v < lanes; v += X::W) {
       const V inverse = X::broadcast(1) / X::load(total + v), factor = X::load(dc + v), top = X::load(maximum + v);
-      V sum = X::zero();
+      V sum = X::zero(), base = X::zero();  // as in normalise
       for (int i = 0; i < n; ++i) {
         const int64_t at = static_cast<int64_t>(i) * kLanes + v;
-        const V r = X::load(R + at) * inverse, x = fma(factor, X::load(z + at) - top, X::load(dz + at));
+        base = select(eq(X::load(z + at), top), X::load(dz + at), base);
+      }
+      for (int i = 0; i < n; ++i) {
+        const int64_t at = static_cast<int64_t>(i) * kLanes + v;
+        const V r = X::load(R + at) * inverse, x = fma(factor, X::load(z + at) - top, X::load(dz + at) - base);
         X::store(R + at, r);
         X::store(dz + at, x);
         sum = fma(r, x, sum);

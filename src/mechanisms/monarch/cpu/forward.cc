@@ -38,15 +38,22 @@ struct Forward {
     const Forward forward(arena, g, workers, true);
     return arena.used();
   }
-  static void run(const MonarchGrid& g, const MonarchOut& out, const Launch& launch) {
+  // after(unit): what else becomes of a unit's factors.
+  template <class After>
+  static void run(const MonarchGrid& g, const MonarchOut& out, const Launch& launch, const After& after) {
     Arena arena(launch.workspace);
     const Forward f(arena, g, launch.workers, false);
     const double flops = block_flops(g) * static_cast<double>(g.rows) + slot_flops(g) * static_cast<double>(g.cols);
     if (f.plan.whole) {
-      run_tasks(launch, f.plan.units, flops * static_cast<double>(f.plan.units),
-                [&](int64_t task, int worker) { f.unit(task, f.units[worker], out, InThisThread{worker}); });
+      run_tasks(launch, f.plan.units, flops * static_cast<double>(f.plan.units), [&](int64_t task, int worker) {
+        f.unit(task, f.units[worker], out, InThisThread{worker});
+        after(f.units[worker]);
+      });
     } else {
-      for (int64_t i = 0; i < f.plan.units; ++i) f.unit(i, f.units[0], out, OnAllThreads{&launch});
+      for (int64_t i = 0; i < f.plan.units; ++i) {
+        f.unit(i, f.units[0], out, OnAllThreads{&launch});
+        after(f.units[0]);
+      }
     }
   }
 };
@@ -55,7 +62,8 @@ int64_t forward_workspace(const MonarchGrid& g, int workers) {
   return g.q.dtype == Dtype::f64 ? Forward<double>::workspace(g, workers) : Forward<float>::workspace(g, workers);
 }
 void forward(const MonarchGrid& g, const MonarchOut& out, const Launch& launch) {
-  g.q.dtype == Dtype::f64 ? Forward<double>::run(g, out, launch) : Forward<float>::run(g, out, launch);
+  g.q.dtype == Dtype::f64 ? Forward<double>::run(g, out, launch, [](const MonarchUnit<double>&) {})
+                          : Forward<float>::run(g, out, launch, [](const MonarchUnit<float>&) {});
 }
 
 // ---- decode ----------------------------------------------------------------------------------------------------------------
@@ -68,6 +76,29 @@ MonarchGrid block_grid(const MonarchDecodeArgs& args) {
   g.rows = 1, g.cols = g.T, g.q_tiles = g.k_tiles = 1, g.steps = 1;
   g.scale = default_scale(args.scale, g.K);
   return g;
+}
+
+// The new tokens as a call of the operator, when none came before them and they fill a block.
+MonarchGrid prompt_grid(const MonarchDecodeArgs& args) {
+  MonarchArgs call;
+  call.q = args.q, call.k = args.k, call.v = args.v;
+  call.block = args.q_block.size[1];
+  call.scale = args.scale;
+  call.causal = true;
+  return monarch_grid(call);
+}
+bool may_be_prompt(const MonarchDecodeArgs& args) { return args.q.size[1] > args.q_block.size[1]; }
+bool is_prompt(const MonarchDecodeArgs& args, int64_t b) { return may_be_prompt(args) && index_at(args.lengths, b) == 0; }
+View batch_row(View x, int64_t b) {
+  if (!x.given()) return x;
+  x.data = static_cast<char*>(x.data) + b * x.stride[0] * dtype_size(x.dtype);
+  x.size[0] = 1;
+  return x;
+}
+MonarchDecodeArgs batch_row(MonarchDecodeArgs args, int64_t b) {
+  for (View* x : {&args.q, &args.k, &args.v, &args.q_block, &args.k_block, &args.v_block, &args.a, &args.c, &args.y})
+    *x = batch_row(*x, b);
+  return args;
 }
 
 template <class T>
@@ -149,6 +180,36 @@ struct Decode {
     static_cast<T*>(out.lse.data)[u.offset(out.lse, t)] = maximum * kLn2<T> + logarithm[0];
   }
 
+  // Block l of the state from cells (slot, p) of a unit.
+  static void keep_block(const MonarchDecodeArgs& args, const MonarchUnit<T>& u, int64_t p, int64_t l) {
+    const auto copy = [](T* to, const T* from, int64_t n) { __builtin_memcpy(to, from, sizeof(T) * static_cast<size_t>(n)); };
+    for (int64_t i = 0; i < u.g.cols; ++i) {
+      copy(state(args.a, u.b, u.h, i) + l * args.a.stride[3], u.a + u.cell(i, p) * u.ldk, u.g.K);
+      copy(state(args.y, u.b, u.h, i) + l * args.y.stride[3], u.y + u.cell(i, p) * u.ldv, u.g.V);
+      state(args.c, u.b, u.h, i)[l * args.c.stride[3]] = u.c[u.cell(i, p)] * kLn2<T>;
+    }
+  }
+
+  // A prompt from its first token on: the blocks of the operator itself, whose factors are the state.
+  static void prompt(const MonarchDecodeArgs& args, const MonarchOut& out, const Launch& launch) {
+    const int64_t tokens = args.q.size[1], block = args.q_block.size[1], whole = tokens / block;
+    Forward<T>::run(prompt_grid(args), out, launch, [&](const MonarchUnit<T>& u) {
+      for (int64_t p = 0; p < whole; ++p) keep_block(args, u, p, p);
+      const auto rest = [&](const View& from, const View& to) {
+        with_type<T>(from, 0, [&](auto* x) {
+          for (int64_t i = 0; i < block; ++i) {  // the last token of each slot
+            const int64_t t = whole * block + i < tokens ? whole * block + i : (whole - 1) * block + i;
+            auto* row = static_cast<decltype(x)>(to.data) + u.offset(to, i);
+            __builtin_memcpy(row, x + u.offset(from, t), sizeof(*x) * static_cast<size_t>(from.size[3]));
+          }
+        });
+      };
+      rest(args.q, args.q_block);
+      rest(args.k, args.k_block);
+      rest(args.v, args.v_block);
+    });
+  }
+
   static void head(const MonarchDecodeArgs& args, const MonarchOut& out, int64_t task, char* memory) {
     Arena arena(memory);
     Memory m = cut(arena, block_grid(args), args.a.size[3]);
@@ -161,14 +222,7 @@ struct Decode {
       with_type<T>(args.q, 0, [&](auto* x) { token(args, out, m, t, l, j, x); });
       if (j + 1 < block) continue;
       block_program(u, m.scratch, 0, 0, true);
-      for (int64_t i = 0; i < block; ++i) {
-        const auto copy = [](T* to, const T* from, int64_t n) {
-          __builtin_memcpy(to, from, sizeof(T) * static_cast<size_t>(n));
-        };
-        copy(state(args.a, u.b, u.h, i) + l * args.a.stride[3], u.a + u.cell(i, 0) * u.ldk, u.g.K);
-        copy(state(args.y, u.b, u.h, i) + l * args.y.stride[3], u.y + u.cell(i, 0) * u.ldv, u.g.V);
-        state(args.c, u.b, u.h, i)[l * args.c.stride[3]] = u.c[u.cell(i, 0)] * kLn2<T>;
-      }
+      keep_block(args, u, 0, l);
     }
   }
 };
@@ -176,7 +230,8 @@ struct Decode {
 }  // namespace
 
 int64_t monarch_decode_workspace(const MonarchDecodeArgs& args, Pass, int workers) {
-  return workers * (args.q.dtype == Dtype::f64 ? Decode<double>::bytes(args) : Decode<float>::bytes(args));
+  const int64_t each = args.q.dtype == Dtype::f64 ? Decode<double>::bytes(args) : Decode<float>::bytes(args);
+  return may_be_prompt(args) ? larger(workers * each, forward_workspace(prompt_grid(args), workers)) : workers * each;
 }
 void monarch_decode_forward(const MonarchDecodeArgs& args, const MonarchOut& out, const Launch& launch) {
   const bool wide = args.q.dtype == Dtype::f64;
@@ -185,7 +240,14 @@ void monarch_decode_forward(const MonarchDecodeArgs& args, const MonarchOut& out
   for (int64_t b = 0; b < B; ++b)
     rows += static_cast<double>(index_at(args.lengths, b) / args.q_block.size[1] + args.q_block.size[1]);
   const double flops = rows * static_cast<double>(args.q.size[2] * T * (args.q.size[3] + args.v.size[3])) * 4;
+  for (int64_t b = 0; b < B; ++b) {
+    if (!is_prompt(args, b)) continue;
+    const MonarchDecodeArgs row = batch_row(args, b);
+    const MonarchOut to{.out = batch_row(out.out, b), .lse = batch_row(out.lse, b)};
+    wide ? Decode<double>::prompt(row, to, launch) : Decode<float>::prompt(row, to, launch);
+  }
   run_tasks(launch, T == 0 ? 0 : B * args.q.size[2], flops, [&](int64_t task, int worker) {
+    if (is_prompt(args, task / args.q.size[2])) return;
     char* const memory = launch.workspace + worker * bytes;
     wide ? Decode<double>::head(args, out, task, memory) : Decode<float>::head(args, out, task, memory);
   });

@@ -4,7 +4,7 @@
 //     ST [keys, 64] = K QT;  R = softmax down the rows, entropy beside it;  [a | y] = [K | V]^T R
 //   slot program, one per slot j:          the slot's queries in the lanes, the blocks' a in the rows
 //     ST [blocks, 64] = A QT - c;  L = softmax down the rows;  OT = Y^T L,  or, before the last step, the means of the queries:
-//     the same with the roles exchanged, since W[p, :] = softmax_l(a_p.q_l - lse_l)
+//     the same with the roles exchanged, since W[p, :] = softmax_l(log L[p, l])
 //
 // Logits are in base 2 (log2(e) is folded into the queries), c and lse too. Only valid keys and queries are gathered, so
 // nothing is masked except in the causal form. What passes between the programs is [slot, block] rows: a, y, mean [cols, P,
@@ -57,11 +57,12 @@ struct MonarchUnit {
   int64_t P = 0;         // blocks that take part
   int64_t stride, side;  // cells per slot: of blocks and of queries; odd, so that columns do not collide in the caches
   int64_t ldk, ldv;
-  int64_t* present;  // [P]: key tile * rows + row
-  T *mean, *a, *y;   // [cols, stride, ld]
-  T *c, *lse_w;      // [cols, stride]
-  T* lse;            // [cols, side]: of the queries, before the last step; causal: of the own block
-  T* own;            // causal: [cols, side, ldv], the attention to the own block
+  int64_t* present;       // [P]: key tile * rows + row
+  T *mean, *a, *y;        // [cols, stride, ld]
+  T *c, *top_w, *rest_w;  // [cols, stride]; of W: the largest logit and log2 of the sum beside it
+  T *top, *rest;          // [cols, side]: the same of L, before the last step
+  T* lse;                 // [cols, side]: causal, of the own block
+  T* own;                 // causal: [cols, side, ldv], the attention to the own block
   int64_t step_elements;
 
   LINNET_INLINE MonarchUnit(Arena& arena, const MonarchGrid& grid, int64_t kept_steps) : g(grid) {
@@ -84,13 +85,14 @@ struct MonarchUnit {
     mean = arena.take<T>(g.steps > 1 ? cells * ldk : 0);
     a = arena.take<T>(cells * ldk);
     c = arena.take<T>(cells);
-    lse_w = arena.take<T>(g.steps > 1 ? cells : 0);
-    lse = arena.take<T>(g.steps > 1 || g.causal ? queries : 0);
+    for (T** x : {&top_w, &rest_w}) *x = arena.take<T>(g.steps > 1 ? cells : 0);
+    for (T** x : {&top, &rest}) *x = arena.take<T>(g.steps > 1 ? queries : 0);
+    lse = arena.take<T>(g.causal ? queries : 0);
   }
   LINNET_INLINE MonarchUnit at_step(int64_t s) const {
     MonarchUnit u = *this;
     const int64_t by = s * step_elements;
-    u.mean += by, u.a += by, u.c += by, u.lse_w += by, u.lse += by;
+    for (T** x : {&u.mean, &u.a, &u.c, &u.top_w, &u.rest_w, &u.top, &u.rest, &u.lse}) *x += by;
     return u;
   }
 
@@ -303,35 +305,50 @@ int slot_queries(const MonarchUnit<T>& u, const MonarchScratch<T>& s, int64_t j)
   return n;
 }
 
-// The slot program between steps: from a, c of `u` the means of step `next`; keeps lse of the queries and lse_w of the blocks.
+// The slot program between steps: from a, c of `u` the means of step `next`; keeps the normalisers of L and of W.
+//
+// log L is near 0 where a query has chosen its block, and W divides by what such logarithms sum to: they keep their digits
+// beside logits of thousands only if the same logit is taken off itself. So both products round alike (the scale comes behind
+// them), and a normaliser stays the pair of the largest logit and log2 of the sum beside it.
 template <class T>
 void slot_means(const MonarchUnit<T>& u, const MonarchUnit<T>& next, const MonarchScratch<T>& s, int64_t j) {
   using X = Vec<T>;
   const int K = static_cast<int>(u.g.K), P = static_cast<int>(u.P), n = slot_queries(u, s, j);
-  T *const maximum = s.line[0], *const total = s.line[1], *const inverse = s.line[2];
-  const T* const a = u.a + u.cell(j, 0) * u.ldk;
+  T *const maximum = s.line[0], *const total = s.line[1], *const inverse = s.line[2], *const entropy = s.line[3];
+  const T *const a = u.a + u.cell(j, 0) * u.ldk, *const c = u.c + u.cell(j, 0);
+  T *const top = u.top + j * u.side, *const rest = u.rest + j * u.side;
   for (int l0 = 0; l0 < n; l0 += kLanes) {
     const int lanes = static_cast<int>(smaller(kLanes, n - l0));
-    load_tile_transposed<T>(s.kv + l0 * s.ldk, s.ldk, lanes, K, s.qt, kLanes, u.factor());
-    gemm<T>(P, lanes, K, as_is(a, u.ldk), s.qt, kLanes, s.strip[0], kLanes, Store{});
-    strip_softmax<T>(s.strip[0], P, lanes, u.c + u.cell(j, 0), nullptr, nullptr, maximum, total, nullptr);
-    for (int v = 0; v < lanes; v += X::W) X::store(inverse + v, X::load(maximum + v) + log2_of<T>(X::load(total + v)));
-    for (int i = 0; i < lanes; ++i) u.lse[j * u.side + l0 + i] = s.column[l0 + i] = inverse[i];
+    load_tile_transposed<T>(s.kv + l0 * s.ldk, s.ldk, lanes, K, s.qt, kLanes);
+    gemm<T>(P, lanes, K, as_is(a, u.ldk), s.qt, kLanes, s.strip[0], kLanes, Scale<T>{u.factor()});
+    strip_softmax<T>(s.strip[0], P, lanes, c, nullptr, nullptr, maximum, total, nullptr);
+    for (int v = 0; v < lanes; v += X::W) X::store(total + v, log2_of<T>(X::load(total + v)));
+    for (int i = 0; i < lanes; ++i) top[l0 + i] = maximum[i], rest[l0 + i] = total[i];
   }
   for (int p0 = 0; p0 < P; p0 += kLanes) {
     const int lanes = static_cast<int>(smaller(kLanes, P - p0));
     T* const mean = next.mean + u.cell(j, p0) * u.ldk;
-    load_tile_transposed<T>(a + p0 * u.ldk, u.ldk, lanes, K, s.qt, kLanes, u.factor());
-    gemm<T>(n, lanes, K, as_is(s.kv, s.ldk), s.qt, kLanes, s.strip[0], kLanes, Store{});
-    strip_softmax<T>(s.strip[0], n, lanes, s.column, nullptr, nullptr, maximum, total, nullptr);
+    load_tile_transposed<T>(a + p0 * u.ldk, u.ldk, lanes, K, s.qt, kLanes);
+    gemm<T>(n, lanes, K, as_is(s.kv, s.ldk), s.qt, kLanes, s.strip[0], kLanes, Scale<T>{u.factor()});
+    for (int i = 0; i < kLanes; ++i) entropy[i] = i < lanes ? c[p0 + i] : T(0);
+    for (int i = 0; i < n; ++i) {
+      for (int v = 0; v < lanes; v += X::W) {
+        T* const at = s.strip[0] + i * kLanes + v;
+        X::store(at, X::load(at) - X::load(entropy + v) - X::broadcast(top[i]) - X::broadcast(rest[i]));
+      }
+    }
+    strip_softmax<T>(s.strip[0], n, lanes, nullptr, nullptr, nullptr, maximum, total, nullptr);
     gemm<T>(K, lanes, n, transposed(s.kv, s.ldk), s.strip[0], kLanes, s.ot, kLanes, Store{});
     for (int v = 0; v < lanes; v += X::W) {
       const typename X::V l = X::load(total + v);
       X::store(inverse + v, select(eq(l, X::zero()), X::zero(), X::broadcast(1) / l));
-      X::store(total + v, X::load(maximum + v) + log2_of<T>(l));
+      X::store(total + v, log2_of<T>(l));
     }
     store_tile_transposed(s.ot, kLanes, lanes, K, mean, u.ldk, inverse);
-    for (int i = 0; i < lanes; ++i) u.lse_w[u.cell(j, p0 + i)] = total[i];
+    for (int i = 0; i < lanes; ++i) {
+      u.top_w[u.cell(j, p0 + i)] = maximum[i];
+      u.rest_w[u.cell(j, p0 + i)] = total[i];
+    }
   }
 }
 

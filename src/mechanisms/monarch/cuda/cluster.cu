@@ -44,9 +44,9 @@ namespace {
 constexpr int kSide = 64, kCluster = kMonarchCluster, kShare = kSide / kCluster;  // kShare: blocks, and slots, of a block
 static_assert(kMonarchThreads == 128 * (kShare + 1));  // warp i of the last warpgroup serves warpgroup i
 
-// The same number, but nothing that was computed from it before: registers are short, and it is cheap to compute again.
+// Registers are short, and what follows from x is cheap to compute again.
 __device__ __forceinline__ uint32_t anew(uint32_t x) {
-  asm volatile("" : "+r"(x));
+  ptx::forget(x);
   return x;
 }
 

@@ -1,7 +1,7 @@
 // What the copy engine is told of a Monarch call, and the launch of the cluster kernel, for host and device code alike.
 #pragma once
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 
 namespace linnet::cuda {
 

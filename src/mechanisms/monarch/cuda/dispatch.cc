@@ -2,7 +2,8 @@
 #include "dispatch.h"
 
 #include "cluster.h"
-#include "core/cuda.h"
+#include "core/cuda/device.h"
+#include "core/cuda/driver.h"
 #include "mechanisms/monarch/grid.h"
 #include "problem.h"
 
@@ -410,6 +411,7 @@ void backward_plain(const Launch& launch, const MonarchGrid& g, const MonarchPro
 
 const char* refuses(MonarchRow row, const MonarchGrid& g, Pass pass) {
   if (g.q.dtype == Dtype::f64) return "the CUDA kernels have no f64";
+  if (row_needs_hopper(row) && !is_hopper()) return kNeedsHopper;
   switch (row) {
     case MonarchRow::plain: return nullptr;
     case MonarchRow::tile: return tuned_refuses(g);

@@ -15,6 +15,7 @@ namespace linnet::cuda {
 enum class MonarchRow : int32_t { plain, tile, cluster, head };
 // Whether weights are rounded to the call's type for a matrix unit (core/tolerance.h).
 constexpr bool row_rounds(MonarchRow row) { return row != MonarchRow::plain; }
+constexpr bool row_needs_hopper(MonarchRow row) { return row != MonarchRow::plain; }
 constexpr const char* row_name(MonarchRow row) {
   switch (row) {
     case MonarchRow::plain: return "plain";

@@ -158,7 +158,7 @@ struct Head {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float& z = s[i / 4][i % 4];
-      z = keys >> (i / 4 * 8 + lane % 4 * 2 + i % 2) & 1 ? z * g.factor : -kInfinity;
+      z = keys >> ptx::Fragment{lane}.column(i) & 1 ? z * g.factor : -kInfinity;
     }
   }
   // s factor - c; c = the diagonal of S - lse_R (tile/tile.cuh): lane 4 r + r / 2 has those of rows r and r + 8.
@@ -257,9 +257,7 @@ struct HeadGradients : Head<64, bf16> {
   __device__ __forceinline__ static void transpose(const uint32_t (&p)[4], uint32_t (&t)[4]) {
     const int from[4] = {0, 2, 1, 3};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t[i]) : "r"(p[from[i]]));
-    }
+    for (int i = 0; i < 4; ++i) t[i] = transpose_matrix(p[from[i]]);
   }
   // 16 columns from 16 t on: o (+)= p `from` rows, and o to `to`; places of row lane % 16, piece lane / 16.
   __device__ __forceinline__ static void add_average(float (&o)[2][4], const uint32_t (&p)[4], uint32_t from, int t) {
@@ -277,12 +275,7 @@ struct HeadGradients : Head<64, bf16> {
   __device__ __forceinline__ void add_rows(float (&o)[2][4], const float (&by)[2], const uint32_t (&places)[2], int t) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      uint32_t two;
-      asm volatile("ld.shared.b32 %0, [%1];"
-                   : "=r"(two)
-                   : "r"((places[i % 2] ^ ((2 * t + i / 2) * 16)) + lane % 4 * 4)
-                   : "memory");
-      const float2 own = unpack<bf16>(two);
+      const float2 own = unpack<bf16>(load_shared_4((places[i % 2] ^ ((2 * t + i / 2) * 16)) + lane % 4 * 4));
       float* const to = o[i / 2] + i % 2 * 2;
       to[0] = fmaf(by[i % 2], own.x, to[0]), to[1] = fmaf(by[i % 2], own.y, to[1]);
     }

@@ -15,7 +15,7 @@
 //   };
 //   SsdSource source(...);                      // shape filled in
 //   engine_forward(source, launch);             // in a launch whose workspace has engine_workspace(source, pass, workers)
-//   bytes engine_backward(source, launch);
+//   engine_backward(source, launch);
 //
 // The functions below are compiled once (engine.cc, engine_backward.cc); sources cost their own loops alone. All
 // results are bit-equal over runs and thread counts: work is cut by shape, and heads and columns of the state are independent.

@@ -40,6 +40,11 @@ namespace linnet::LINNET_ISA {
 
 LINNET_INLINE int chunk_rows(int64_t at, int64_t end) { return end - at < kChunk ? static_cast<int>(end - at) : kChunk; }
 
+template <class T>
+LINNET_INLINE void zero_row(T* row, int64_t n) {
+  for (int64_t c = 0; c < n; ++c) row[c] = 0;
+}
+
 template <class T, class Source>
 void walk_write(const Source& source, const StateShape<T>& shape, int head, int64_t at, int rows, T* state, const Chunk<T>& c) {
   for (int done = 0; done < rows;) {

@@ -1,5 +1,6 @@
 #include "mechanisms/recurrence/cuda/decode.h"
 
+#include "core/cuda/device.h"
 #include "mechanisms/recurrence/cuda/launch.h"
 
 namespace linnet::cuda {
@@ -19,12 +20,12 @@ const char* decode_refuses(const Engine& e) {
 }
 
 void run_decode(const Launch& launch, const Engine& e) {
-  const bool wide = is_tile_width(e.K) && is_tile_width(e.V) && e.initial.stride_row == e.V;
+  const bool wide = is_hopper() && is_tile_width(e.K) && is_tile_width(e.V) && e.initial.stride_row == e.V;
   const DecodeRing ring = wide ? decode_ring(e.K, e.V) : DecodeRing{};
   const int64_t heads = e.N * e.H, blocks = int64_t{cuda::multiprocessor_count()} * ring.blocks;
   if (wide && heads >= 2 * blocks && heads < int64_t{1} << 30) {
     static constexpr const char* kNames[2][2] = {{"ring_64_64", "ring_64_128"}, {"ring_128_64", "ring_128_128"}};
-    const Kernel kernel = {"recurrence/cuda/decode", kNames[e.K == 128][e.V == 128], ring.threads, ring.bytes};
+    const Kernel kernel = {"recurrence/cuda/ring", kNames[e.K == 128][e.V == 128], ring.threads, ring.bytes};
     return enqueue(launch, kernel, {blocks}, e);
   }
   const char* name = e.K <= 64 ? "decode_4" : e.K <= 128 ? "decode_8" : "decode_16";

@@ -1,4 +1,4 @@
-// One token of every head, the state in place (decode.cu); for host and device.
+// One token of every head, the state in place (decode.cuh); for host and device.
 #pragma once
 
 #include "mechanisms/recurrence/cuda/engine.h"

@@ -1,7 +1,7 @@
 // What launches of the recurrence's kernels share: where rows and states lie, and the small kernels around the large ones.
 #pragma once
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "mechanisms/recurrence/cuda/engine.h"
 
 namespace linnet::cuda {

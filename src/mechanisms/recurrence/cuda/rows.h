@@ -29,6 +29,9 @@ inline constexpr Row kRows[] = {Row::step, Row::chunk, Row::tile, Row::channel, 
 constexpr bool row_rounds(Row row) {
   return row == Row::general || row == Row::tile || row == Row::channel || row == Row::kda || row == Row::delta;
 }
+constexpr bool row_needs_hopper(Row row) {
+  return row == Row::tile || row == Row::channel || row == Row::kda || row == Row::delta;
+}
 constexpr const char* row_name(Row row) {
   switch (row) {
     case Row::step: return "step";

@@ -1,6 +1,6 @@
 #include "mechanisms/softmax/cuda/dispatch.h"
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 
 namespace linnet::cuda {
 namespace {

@@ -7,7 +7,7 @@
 //                the left operand of O += P V, which runs while the exponentials of S are made
 //
 // Per tile and warpgroup at D = 128: 2048 cycles of the tensor cores, 1024 of exponentials.
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "mechanisms/softmax/cuda/attend.cuh"
 #include "mechanisms/softmax/cuda/hopper.h"
 #include "mechanisms/softmax/cuda/tile.cuh"
@@ -176,8 +176,7 @@ __device__ __forceinline__ void consume(const Attend& p, const Place& place, con
       const int r = i / 8 % kKeys;
       uint4 x = ptx::load_shared_16(from + i * 16);
       if (s.flags[group][r / 32] >> (r % 32) & 1) x = {0, 0, 0, 0};
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + i * 16), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                   : "memory");
+      ptx::store_shared_16(to + i * 16, x);
     }
     ptx::fence_async_shared();
     sync(false);

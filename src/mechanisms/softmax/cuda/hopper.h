@@ -1,7 +1,7 @@
 // The tiles of hopper.cu; for host and device.
 #pragma once
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 
 namespace linnet::cuda {
 

@@ -2,7 +2,8 @@
 
 #include <cmath>
 
-#include "core/cuda.h"
+#include "core/cuda/device.h"
+#include "core/cuda/driver.h"
 #include "mechanisms/softmax/cuda/hopper.h"
 
 LINNET_USES_IMAGES(softmax)
@@ -153,6 +154,7 @@ bool is_reachable(const AttendRows& x, int64_t B, int64_t T, int64_t H) {
   return x.aligned && (B == 1 || x.stride_b > 0) && (T == 1 || x.stride_t > 0) && (H == 1 || x.stride_h > 0);
 }
 const char* hopper_refuses(const Attend& p, Pass pass) {
+  if (!is_hopper()) return kNeedsHopper;
   if (pass == Pass::backward) return "it has no gradients: those of tile are taken";
   if (p.K != p.V || (p.K != 64 && p.K != 128)) return "it takes keys and values of 64 or of 128 channels";
   if (p.hooked) return "it takes no bias, no soft cap, and a scale above 0";
@@ -188,6 +190,11 @@ void run_hopper(const Launch& launch, Attend p) {
   const char* const name = kNames[p.q.dtype == Dtype::bf16][p.K == 128];
   enqueue(launch, {"softmax/cuda/hopper", name, 384, hopper_shared(p.K)}, {p.N * heads * p.tiles}, p, maps);
 }
+// Shared memory of the tiles' kernels.
+int pitch_of(const Attend& p) { return 2 * tile_width(p) + 16; }
+int few_bytes(const Attend& p) { return (16 + 4 * kAttendKeys) * pitch_of(p); }
+int tile_bytes(const Attend& p) { return (128 + 2 * kAttendKeys) * pitch_of(p); }
+int gradient_bytes(const Attend& p) { return 6 * kAttendKeys * pitch_of(p) + 2 * 1280; }
 
 }  // namespace
 
@@ -197,7 +204,9 @@ const char* attend_refuses(AttendRow row, const Attend& p, Pass pass) {
   if (row == AttendRow::plain) return nullptr;
   if (!is_16_bit(p.q.dtype) || p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype) return "its tensors are bf16 or f16";
   if (p.K > kMostTileWidth || p.V > kMostTileWidth) return "it takes keys and values of at most 256 channels";
-  return row == AttendRow::tile ? nullptr : hopper_refuses(p, pass);
+  if (row == AttendRow::hopper) return hopper_refuses(p, pass);
+  const int bytes = pass == Pass::backward ? gradient_bytes(p) : is_few(p) ? few_bytes(p) : tile_bytes(p);
+  return bytes > shared_bytes_of_block() ? "tiles of so many channels do not fit the shared memory of this GPU" : nullptr;
 }
 
 int64_t attend_workspace(AttendRow row, const Attend& call) {
@@ -220,16 +229,16 @@ void run_attend(const Launch& launch, AttendRow row, Attend p, char* workspace) 
     enqueue(launch, {kPlain, "plain_attend", kPlainThreads, kPlainShared}, {blocks_of(p), slices > 0 ? slices : 1}, p);
   } else {
     const int32_t width = tile_width(p);
-    const int index = width == 64 ? 0 : width == 128 ? 1 : 2, pitch = 2 * width + 16;
+    const int index = width == 64 ? 0 : width == 128 ? 1 : 2;
     const bool bf16 = p.q.dtype == Dtype::bf16;
     if (is_few(p)) {
       static constexpr const char* kNames[3] = {"few_64", "few_128", "few_256"};
       const char* const image = bf16 ? "softmax/cuda/few_bf16" : "softmax/cuda/few_f16";
-      enqueue(launch, {image, kNames[index], 128, (16 + 4 * kAttendKeys) * pitch}, {blocks_of(p)}, p);
+      enqueue(launch, {image, kNames[index], 128, few_bytes(p)}, {blocks_of(p)}, p);
     } else {
       static constexpr const char* kNames[3] = {"attend_64", "attend_128", "attend_256"};
       const char* const image = bf16 ? "softmax/cuda/tile_bf16" : "softmax/cuda/tile_f16";
-      enqueue(launch, {image, kNames[index], 256, (128 + 2 * kAttendKeys) * pitch}, {blocks_of(p)}, p);
+      enqueue(launch, {image, kNames[index], 256, tile_bytes(p)}, {blocks_of(p)}, p);
     }
   }
   if (p.parts > 1) enqueue(launch, {kRows, "join_parts", 512}, {rows_of(p)}, p);
@@ -253,7 +262,7 @@ void run_attend_gradients(const Launch& launch, AttendRow row, Attend p, const V
   const bool tiles = row != AttendRow::plain && p.dout.data != nullptr && p.dout.dtype == p.q.dtype;
   const int32_t width = tile_width(p), index = width == 64 ? 0 : width == 128 ? 1 : 2;
   const char* const image = p.q.dtype == Dtype::bf16 ? "softmax/cuda/gradients_bf16" : "softmax/cuda/gradients_f16";
-  const int tile_bytes = kAttendKeys * (2 * width + 16), shared = 6 * tile_bytes + 2 * 1280;
+  const int shared = gradient_bytes(p);
   if (p.dq.data != nullptr && rows_of(p) > 0) {
     static constexpr const char* kNames[3] = {"query_gradients_64", "query_gradients_128", "query_gradients_256"};
     p.tiles = row_tiles(p, 64);

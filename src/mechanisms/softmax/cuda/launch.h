@@ -21,6 +21,7 @@ enum class AttendRow : int32_t { plain, tile, hopper };
 constexpr const char* row_name(AttendRow row) {
   return row == AttendRow::hopper ? "hopper" : row == AttendRow::tile ? "tile" : "plain";
 }
+constexpr bool row_needs_hopper(AttendRow row) { return row == AttendRow::hopper; }
 // Weights are rounded to the call's type before they are multiplied.
 constexpr bool row_rounds(AttendRow row) { return row != AttendRow::plain; }
 // Queries from which the multiply-add units are slow.

@@ -27,7 +27,7 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const AttendRows& x, int 
       const int r = i / D, c = i % D;
       const int64_t row = at(r);
       const uint16_t number = row >= 0 && c < width ? data[row + c] : 0;
-      asm volatile("st.shared.b16 [%0], %1;" ::"r"(to + r * kPitch<D> + c * 2), "h"(number) : "memory");
+      ptx::store_shared_2(to + r * kPitch<D> + c * 2, number);
     }
     return;
   }
@@ -69,7 +69,7 @@ __device__ __forceinline__ uint64_t clean_tile(uint32_t tile, uint32_t* flags) {
   const uint64_t rows = flags[0] | static_cast<uint64_t>(flags[1]) << 32;
   for (int i = threadIdx.x; i < 64 * kPieces; i += threads) {
     if ((rows >> (i / kPieces) & 1) == 0) continue;
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at(i)), "r"(0) : "memory");
+    ptx::store_shared_16(at(i), {0, 0, 0, 0});
   }
   __syncthreads();
   return rows;

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "mechanisms/softmax/cuda/launch.h"
 
 LINNET_USES_IMAGES(zeros)

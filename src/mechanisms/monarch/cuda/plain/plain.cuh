@@ -95,7 +95,7 @@ struct Program {
     }
   }
   // rows += weights right rows, 64 channels from c0 on. Sums of 16 are added up: in one long sum equal rows round the same way
-  // again and again (189 of them to 1.3e-6).
+  // again and again (189 of them to 1.3e-6). What has no weight may be NaN: a later token of a causal call.
   __device__ __forceinline__ void expand(Rows<R>& o, const Scores<R>& w, const Source& b, const int64_t* b_at, int c0) const {
     __syncthreads();
 #pragma unroll
@@ -117,7 +117,7 @@ struct Program {
 #pragma unroll
         for (int i = 0; i < R; ++i) {
 #pragma unroll
-          for (int j = 0; j < kChannels / 16; ++j) sum[i][j] = fmaf(x[i], y[j], sum[i][j]);
+          for (int j = 0; j < kChannels / 16; ++j) sum[i][j] = x[i] == 0 ? sum[i][j] : fmaf(x[i], y[j], sum[i][j]);
         }
       }
 #pragma unroll

@@ -51,9 +51,7 @@ struct MonarchTileGradients : MonarchTile<D, P, bf16> {
     }
   }
   __device__ __forceinline__ static float2 pair_at(uint32_t tile, int row, int piece, int lane) {
-    uint32_t two;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(two) : "r"(tile + Tile::place(row, piece) + lane % 4 * 4) : "memory");
-    return ptx::unpack<bf16>(two);
+    return ptx::unpack<bf16>(ptx::load_shared_4(tile + Tile::place(row, piece) + lane % 4 * 4));
   }
 
   // Rows l of slot `slot` of dq, and e, dy in place of the a, y that lie at `ay`.
@@ -75,7 +73,7 @@ struct MonarchTileGradients : MonarchTile<D, P, bf16> {
     if (thread < P) bias[thread] = thread < g.blocks ? lse_r[thread] : -kInfinity;
     if (thread < kOnes / 16) {
       const uint32_t one = ptx::pack<bf16>(1, 1);
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(ones + thread * 16), "r"(one) : "memory");
+      ptx::fill_shared_16(ones + thread * 16, one);
     }
     float dlse[2] = {};
 #pragma unroll

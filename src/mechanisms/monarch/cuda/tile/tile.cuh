@@ -31,13 +31,8 @@
 
 namespace linnet::cuda {
 
-__device__ __forceinline__ uint32_t acquire(const uint32_t* counter) {
-  uint32_t x;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
-  return x;
-}
 __device__ __forceinline__ void wait_until(const uint32_t* counter, uint32_t count) {
-  while (acquire(counter) < count) __nanosleep(64);
+  while (ptx::load_acquire(counter) < count) __nanosleep(64);
 }
 
 // Which program a ticket stands for.

@@ -16,7 +16,8 @@ __device__ __forceinline__ void store_sums(const float (&x)[K / 2], char* tile, 
   const int row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
   for (int j = 0; j < K / 2; j += 2) {
-    *reinterpret_cast<float2*>(tile + sums_byte<K>(row + (j & 2) * 4, j / 4 * 4 + thread % 4)) = float2{x[j], x[j + 1]};
+    *reinterpret_cast<float2*>(tile + sums_byte<K>(row + ptx::Fragment::below(j), j / 4 * 4 + thread % 4)) =
+        float2{x[j], x[j + 1]};
   }
 }
 

@@ -91,9 +91,7 @@ __device__ void load_gates(const ChannelTile& tile, const Walk& w, int h, int i,
 }
 
 __device__ __forceinline__ float clamp_gate(float g) {  // a NaN stays one
-  float x;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(g), "f"(kNothing));
-  return x;
+  return ptx::greatest(g, kNothing);
 }
 
 // The gates (exponents of 2) of a row, two channels.
@@ -189,8 +187,7 @@ __device__ void prepare(const ChannelTile& tile, const Walk& w, int64_t n, int h
   for (int i = 0; i < w.count; ++i) {
     const int stage = i % kStages, slot = i % 2, rows = chunk_rows(w, e.reverse ? w.first - i : w.first + i);
     char *q = s.q[stage], *k = s.k[stage];
-    asm volatile(""
-                 : "+r"(lane));  // addresses are computed anew in each chunk: kept, they would take the registers of the sums
+    ptx::forget(lane);  // kept, the addresses would take the registers of the sums
     const int channel = group * 64 + 2 * lane;
     float2 l[16];
     ptx::barrier_wait(&s.g_full, i & 1);
@@ -201,7 +198,7 @@ __device__ void prepare(const ChannelTile& tile, const Walk& w, int64_t n, int h
     float2 D[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) D[j] = *reinterpret_cast<const float2*>(&s.totals[slot][j][channel]);
-    ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
+    ptx::ring_wait(s.full, stage, i);
     if (rows < C) {  // V behind the sequence
       for (int piece = thread; piece < (C - rows) * (V / 8); piece += kThreads) {
         *reinterpret_cast<uint4*>(s.v[stage] + ptx::tile_byte(C, rows + piece / (V / 8), piece % (V / 8) * 8)) = {};
@@ -304,7 +301,7 @@ __device__ void prepare(const ChannelTile& tile, const Walk& w, int64_t n, int h
         ptx::hold(p);
 #pragma unroll
         for (int j = 0; j < 16; j += 2) {
-          const int r = row + (j & 2) * 4, c = half * 32 + j / 4 * 8 + lane % 4 * 2;
+          const int r = row + ptx::Fragment::below(j), c = half * 32 + ptx::Fragment{lane}.pair(j);
           *reinterpret_cast<uint32_t*>(s.p[slot] + ptx::tile_byte(C, r, c)) =
               ptx::pack<true>(c <= r ? p[j] : 0, c + 1 <= r ? p[j + 1] : 0);
         }
@@ -359,7 +356,7 @@ template <int kState>
 __device__ __forceinline__ void scale_channels(float (&S)[kState], const float* factors, int thread) {
 #pragma unroll
   for (int j = 0; j < kState; j += 4) {
-    const float2 f = *reinterpret_cast<const float2*>(factors + j / 4 * 8 + thread % 4 * 2);
+    const float2 f = *reinterpret_cast<const float2*>(factors + ptx::Fragment{thread}.pair(j));
     S[j] *= f.x;
     S[j + 1] *= f.y;
     S[j + 2] *= f.x;
@@ -377,7 +374,7 @@ __device__ __forceinline__ void keep_state(const float (&S)[kState], char* image
   }
 #pragma unroll
   for (int j = 0; j < kState; j += 2) {
-    const int value = warp * 16 + lane / 4 + (j & 2) * 4, channel = j / 4 * 8 + lane % 4 * 2;
+    const int value = warp * 16 + lane / 4 + ptx::Fragment::below(j), channel = ptx::Fragment{lane}.pair(j);
     *reinterpret_cast<uint32_t*>(image + ptx::tile_byte(64, value, channel)) = ptx::pack<true>(S[j], S[j + 1]);
   }
   ptx::fence_async_shared();
@@ -393,8 +390,8 @@ __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, i
   constexpr int kState = K / 2;
   float S[kState];
   const auto element = [&](const States& states, int j) -> float& {
-    const int channel = j / 4 * 8 + thread % 4 * 2 + (j & 1);
-    const int value = group * 64 + thread / 32 * 16 + thread % 32 / 4 + (j & 2) * 4;
+    const int channel = ptx::Fragment{thread}.column(j);
+    const int value = group * 64 + thread / 32 * 16 + thread % 32 / 4 + ptx::Fragment::below(j);
     return states.data[n * states.stride_n + h * states.stride_h + channel * states.stride_row + value * states.stride_column];
   };
   const auto saved = [&](int number) { return tile.states + ((number * e.N + n) * e.H + h) * K * V + group * 64 * K + thread; };
@@ -410,8 +407,8 @@ __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, i
     const int stage = i % kStages, slot = i % 2, chunk = e.reverse ? w.first - i : w.first + i, rows = chunk_rows(w, chunk);
     const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]), p = ptx::shared_address(s.p[slot]);
     const uint32_t v = ptx::shared_address(s.v[stage]) + group * kPanel;
-    asm volatile("" : "+r"(thread));  // addresses are computed anew in each chunk
-    ptx::barrier_wait(&s.p_full[slot], (i / 2) & 1);
+    ptx::forget(thread);
+    ptx::ring_wait(s.p_full, slot, i);
     float O[32];
     uint32_t A[kState / 2];
     const auto round_state = [&] {
@@ -485,7 +482,7 @@ __device__ void walk(const ChannelTile& tile, const Walk& w, int64_t n, int h, i
     }
     ptx::barrier_arrive(&s.empty[stage]);
     if (threadIdx.x == 0 && i + kStages < w.count) {
-      ptx::barrier_wait(&s.empty[stage], (i / kStages) & 1);
+      ptx::ring_wait(s.empty, stage, i);
       load_chunk<reads>(tile, w, h, i + kStages, s);
     }
   }

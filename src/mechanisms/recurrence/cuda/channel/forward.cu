@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256)
   if (w.length <= kLongest) return;
   const int used = static_cast<int>((w.length + kSegment - 1) / kSegment) - 1;
   const int j = static_cast<int>(place % width % (64 * e.K) / 128), lane = static_cast<int>(place % 32);
-  const int channel = j / 4 * 8 + lane % 4 * 2 + (j & 1);
+  const int channel = ptx::Fragment{lane}.column(j);
   float state = 0;
   for (int i = 0; i < used && i < segments; ++i) {
     float* at = states + i * heads * width + place;

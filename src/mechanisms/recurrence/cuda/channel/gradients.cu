@@ -106,7 +106,7 @@ __device__ __forceinline__ void store_pairs(const ChannelGradient& t, const Chun
   float diagonal[2] = {};
 #pragma unroll
   for (int j = 0; j < 32; j += 2) {
-    const int half = j / 2 % 2, row = first + 8 * half, column = j / 4 * 8 + lane % 4 * 2;
+    const int half = j / 2 % 2, row = first + 8 * half, column = ptx::Fragment{lane}.pair(j);
     const bool in = row < c.rows;
     if (j / 4 == 2 * warp + half) diagonal[half] = lane / 4 % 2 == 0 ? x[j] : x[j + 1];
     *reinterpret_cast<uint32_t*>(to + ptx::tile_byte(C, row, column)) =
@@ -382,7 +382,7 @@ __device__ void panel_gradients(const ChannelGradient& t, const Chunk& c, int pa
       if constexpr (!beta) {
 #pragma unroll
         for (int j = 0; j < 32; j += 4) {
-          const float2 f = *reinterpret_cast<const float2*>(&s.middle[j / 4 * 8 + lane % 4 * 2]);
+          const float2 f = *reinterpret_cast<const float2*>(&s.middle[ptx::Fragment{lane}.pair(j)]);
           a[j] *= f.x;
           a[j + 1] *= f.y;
           a[j + 2] *= f.x;
@@ -518,7 +518,7 @@ __device__ void value_gradients(const ChannelGradient& t, const Chunk& c, Values
     ptx::hold(p);
 #pragma unroll
     for (int j = 0; j < 16; j += 2) {
-      const int row = 16 * (warp % 4) + lane / 4 + (j & 2) * 4, column = 32 * group + j / 4 * 8 + lane % 4 * 2;
+      const int row = 16 * (warp % 4) + lane / 4 + ptx::Fragment::below(j), column = 32 * group + ptx::Fragment{lane}.pair(j);
       *reinterpret_cast<uint32_t*>(s.p + ptx::tile_byte(C, row, column)) =
           ptx::pack<true>(column <= row ? p[j] : 0, column + 1 <= row ? p[j + 1] : 0);
     }
@@ -551,7 +551,7 @@ __device__ void value_gradients(const ChannelGradient& t, const Chunk& c, Values
     char* tile = s.q + group * kPanel;
 #pragma unroll
     for (int j = 0; j < 32; j += 2) {
-      const int row = 16 * (warp % 4) + lane / 4 + (j & 2) * 4, column = j / 4 * 8 + lane % 4 * 2;
+      const int row = 16 * (warp % 4) + lane / 4 + ptx::Fragment::below(j), column = ptx::Fragment{lane}.pair(j);
       if (t.dv_pieces) {
         *reinterpret_cast<uint32_t*>(tile + ptx::tile_byte(C, row, column)) =
             ptx::pack<true>(e.scale * z[j], e.scale * z[j + 1]);

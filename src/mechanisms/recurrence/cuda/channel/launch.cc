@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/cuda/device.h"
 #include "mechanisms/recurrence/cuda/tile/launch.h"
 #include "mechanisms/shared/copy_rows.h"
 
@@ -80,6 +81,7 @@ void walk_channels(const Launch& launch, const Engine& e, float* segment_states,
 }  // namespace
 
 const char* channel_refuses(const Engine& e) {
+  if (!is_hopper()) return kNeedsHopper;
   if (e.beta.data != nullptr) return "it has no delta rule (beta)";
   if (e.reverse) return "it runs forwards";
   return channels_refuse(e);

@@ -5,7 +5,7 @@
 // of sequence n has the slot n * ceil(T / 64) + c, or, where sequences are packed, begin / 64 + n + c: no two share one.
 #pragma once
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "mechanisms/recurrence/cuda/engine.h"
 #include "mechanisms/recurrence/cuda/tile/tile.h"
 
@@ -57,21 +57,32 @@ constexpr int delta_threads(int D, bool bf16) { return delta_pairs(D, bf16) ? 25
 constexpr int delta_blocks(int D, bool bf16) { return delta_pairs(D, bf16) ? 2 : 1; }
 constexpr int delta_stages(int D) { return D == 64 ? 2 : 3; }
 constexpr int delta_scores(int D) { return D == 64 ? 1 : 2; }  // buffers of P
-constexpr int delta_shared_bytes(int D) {
-  const int stage = 3 * D / 64 * kTileChunk * 128;
-  return 2048 + delta_stages(D) * stage + (2 + delta_scores(D)) * 16384 + 2 * 4 * 464 + 256;
-}
-constexpr int prepare_shared_bytes(int D) {
-  return 1024 + (D / 64 * kTileChunk * 128 + kTileChunk * 68 * 4 + 4 * 336 + 1023) / 1024 * 1024;
-}
 
-constexpr int reverse_shared_bytes(int D) {
-  const int tile = D / 64 * kTileChunk * 128;
-  return 2048 + 2 * 3 * tile + 2 * kInverseBytes + delta_scores(D) * 16384 + tile + D * D * 2 + 2 * 4 * 400 + 256;
+// Shared memory of the kernels, which their own structs are compared with at compile time: from a multiple of 1024 on, tiles of
+// a chunk's rows and of T or P, what each row has one number of, and a walk with its barriers.
+constexpr int kSharedAlign = 1024, kWalkBytes = 256;
+constexpr int chunk_bytes(int D) { return kTileChunk * D * 2; }                        // 16-bit rows
+constexpr int kPairBytes = kTileChunk * kTileChunk * static_cast<int>(sizeof(float));  // T, P
+constexpr int kDecays = 3;                                                             // numbers of a row (Decays)
+constexpr int row_bytes(int numbers) {
+  return (numbers * kTileChunk + 16) * static_cast<int>(sizeof(float));
+}  // and of the chunk
+
+constexpr int delta_shared_bytes(int D) {  // stages of q, k, v; two T; P; gates of two chunks
+  return 2 * kSharedAlign + delta_stages(D) * 3 * chunk_bytes(D) + (2 + delta_scores(D)) * kPairBytes +
+         2 * row_bytes(4 + kDecays) + kWalkBytes;
 }
-constexpr int gradients_shared_bytes(int D) {
-  const int tile = D / 64 * kTileChunk * 128;
-  return 2048 + 8 * tile + 2 * D * D * 2 + 2 * 8192 + 4 * 64 * 2 * (6 + 8) + 640;
+constexpr int prepare_shared_bytes(int D) {  // k, the system in rows of 68, its numbers
+  const int system = kTileChunk * 68 * static_cast<int>(sizeof(float));
+  return kSharedAlign + (chunk_bytes(D) + system + row_bytes(2 + kDecays) + kSharedAlign - 1) / kSharedAlign * kSharedAlign;
+}
+constexpr int reverse_shared_bytes(int D) {  // two stages of q, k, dout; two T^T; P; a chunk and a state on their way to memory
+  return 2 * kSharedAlign + 2 * 3 * chunk_bytes(D) + 2 * kInverseBytes + delta_scores(D) * kPairBytes + chunk_bytes(D) +
+         D * D * 2 + 2 * row_bytes(3 + kDecays) + kWalkBytes;
+}
+constexpr int gradients_shared_bytes(int D) {  // eight tiles of rows, two states, dP and dA, gates and dots of two chunks
+  const int numbers = 2 * (6 + 8) * kTileChunk * static_cast<int>(sizeof(float));
+  return 2 * kSharedAlign + 8 * chunk_bytes(D) + 2 * D * D * 2 + kPairBytes + numbers + 640;
 }
 
 }  // namespace linnet::cuda

@@ -86,7 +86,7 @@ __device__ __forceinline__ bool next_item(const Delta& delta, int64_t& at, Item&
 // room for the sums.
 __device__ __forceinline__ int own_thread() {
   int thread = threadIdx.x % 128;
-  asm volatile("" : "+r"(thread));
+  ptx::forget(thread);
   return thread;
 }
 
@@ -135,7 +135,7 @@ __device__ __forceinline__ void store_gradient(const Rows& to, const Spot& spot,
   if (!has_wide_rows(to)) {
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
-      const int r = 16 * warp + lane / 4 + (j & 2) * 4, c = column + j / 4 * 8 + lane % 4 * 2 + (j & 1);
+      const int r = 16 * warp + lane / 4 + ptx::Fragment::below(j), c = column + ptx::Fragment{lane}.column(j);
       if (r < rows) ptx::store(const_cast<void*>(to.data), to.dtype, first + r * to.stride_t + c, acc[j]);
     }
     return;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void pair_up(const Delta& delta, const Spot& spot, in
     return [at = ptx::shared_address(tile)](int kk) { return ptx::descriptor_k_major(at, C, kk); };
   };
   float d[32];
-  ptx::barrier_wait(&s.rows_full[stage], (i / 2) & 1);
+  ptx::ring_wait(s.rows_full, stage, i);
   if (part == 1) ptx::barrier_wait(&s.adjoints_full, i & 1);
   ptx::wgmma_fence();
   multiply<bf16, false, false>(d, D, rows_of_tile(part == 0 ? s.dout[stage] : s.adjoints), rows_of_tile(s.residuals[stage]),
@@ -209,7 +209,7 @@ __device__ __forceinline__ void pair_up(const Delta& delta, const Spot& spot, in
   const float factors[2] = {part == 0 ? e.scale : -betas[row], part == 0 ? e.scale : -betas[row + 8]};
 #pragma unroll
   for (int j = 0; j < 32; j += 2) {
-    const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
+    const int r = row + ptx::Fragment::below(j), c = ptx::Fragment{lane}.pair(j);
     const float2 beta = *reinterpret_cast<const float2*>(betas + c);
     const float factor = factors[j / 2 % 2];
     *reinterpret_cast<uint32_t*>(to + ptx::tile_byte(C, r, c)) =
@@ -319,7 +319,7 @@ __device__ void produce(const Delta& delta, GradientsShared<D>& s) {
   // dO, res and K run a chunk ahead of the rest.
   const auto load_rows = [&](const Item& item, int i) {
     const int stage = i % 2, t = static_cast<int>(item.w.begin) + item.chunk * C, b = static_cast<int>(item.w.b);
-    if (i >= 2) ptx::barrier_wait(&s.rows_empty[stage], (i / 2 - 1) & 1);
+    ptx::ring_wait_free(s.rows_empty, stage, i);
     ptx::barrier_arrive_expect(&s.rows_full[stage], 3 * kTile);
     ptx::load_box(s.dout[stage], &delta.dout, &s.rows_full[stage], 0, t, 0, item.h, b);
     ptx::load_bytes(s.residuals[stage], delta.residuals + item.image * kTile, kTile, &s.rows_full[stage]);
@@ -359,7 +359,7 @@ __device__ void sum_decays(const Delta& delta, GradientsShared<D>& s) {
   for (int i = 0; next_item(delta, at, item); ++i) {
     const int stage = i % 2;
     const Numbers numbers = ask_numbers(e.g, item.w, item.h, item.chunk, threadIdx.x % 32);
-    ptx::barrier_wait(&s.dots_full[stage], (i / 2) & 1);
+    ptx::ring_wait(s.dots_full, stage, i);
     const float2 g = take_numbers(numbers, e.g.dtype), gates = take_gates(numbers, e.g.dtype);
     float all = gates.x + gates.y;
     for (int step = 1; step < 32; step *= 2) all += __shfl_xor_sync(0xffffffff, all, step);
@@ -407,7 +407,7 @@ __device__ void pair_reads(const Delta& delta, GradientsShared<D>& s) {
     }
     if (item.rows < C) {  // what lies behind the sequence counts as zero, NaN or not
       constexpr int kPieces = D / 8;
-      ptx::barrier_wait(&s.rows_full[stage], (i / 2) & 1);
+      ptx::ring_wait(s.rows_full, stage, i);
       ptx::barrier_wait(&s.queries_full, i & 1);
       for (int piece = thread; piece < (C - item.rows) * kPieces; piece += 128) {
         const uint32_t at = ptx::tile_byte(C, item.rows + piece / kPieces, piece % kPieces * 8);
@@ -432,7 +432,7 @@ __device__ void pair_writes(const Delta& delta, GradientsShared<D>& s) {
   for (int i = 0;; ++i) {
     const int stage = i % 2;
     const Spot& spot = s.spots[i % 4];
-    ptx::barrier_wait(&s.gates_full[stage], (i / 2) & 1);
+    ptx::ring_wait(s.gates_full, stage, i);
     if (spot.rows == 0) return;
     pair_up<bf16, D, decays, 1>(delta, spot, i, s);
     ptx::barrier_arrive(&s.rows_empty[stage]);
@@ -469,9 +469,9 @@ __device__ void accumulate(const Delta& delta, int panel, GradientsShared<D>& s)
     auto& dots = s.dots[stage];
     float reached[2] = {};
     float dq[32], dk[32], rest[32];  // rest: what the chunk writes into the state, then dP^T Q + dA^T K
-    ptx::barrier_wait(&s.gates_full[stage], (i / 2) & 1);
+    ptx::ring_wait(s.gates_full, stage, i);
     if (spot.rows == 0) return;
-    ptx::barrier_wait(&s.rows_full[stage], (i / 2) & 1);
+    ptx::ring_wait(s.rows_full, stage, i);
     ptx::barrier_wait(&s.adjoints_full, i & 1);
     ptx::barrier_wait(&s.states_full, i & 1);
     ptx::wgmma_fence();
@@ -485,7 +485,7 @@ __device__ void accumulate(const Delta& delta, int panel, GradientsShared<D>& s)
       ptx::wgmma_commit();
     }
     if constexpr (decays) {
-      if (i >= 2) ptx::barrier_wait(&s.dots_empty[stage], (i / 2 - 1) & 1);
+      ptx::ring_wait_free(s.dots_empty, stage, i);
       sum_states<bf16, D>(s, dots.carried);
     }
     if constexpr (keys) {

@@ -1,5 +1,6 @@
 #include "mechanisms/recurrence/cuda/delta/launch.h"
 
+#include "core/cuda/device.h"
 #include "mechanisms/recurrence/cuda/tile/launch.h"
 
 namespace linnet::cuda {
@@ -71,6 +72,7 @@ const char* delta_shape_refuses(const Engine& e) {
   return e.N > 0 && e.T > 0 ? nullptr : "there are no tokens";
 }
 const char* delta_refuses(const Engine& e) {
+  if (!is_hopper()) return kNeedsHopper;
   const char* reason = delta_shape_refuses(e);
   return reason != nullptr ? reason : tiles_refuse(e);
 }

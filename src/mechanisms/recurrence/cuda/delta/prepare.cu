@@ -90,8 +90,8 @@ __device__ void prepare(const Delta& delta) {
     ptx::hold(p);
 #pragma unroll
     for (int j = 0; j < 32 && bounds; ++j) {
-      const int r = row + (j & 2) * 4;
-      if (j / 8 == warp && j / 4 * 8 + lane % 4 * 2 + (j & 1) == r) s.squares[r] = r < rows ? p[j] : 0;
+      const int r = row + ptx::Fragment::below(j);
+      if (j / 8 == warp && ptx::Fragment{lane}.column(j) == r) s.squares[r] = r < rows ? p[j] : 0;
     }
     weigh<decays, true>(p, s.decays, warp, lane, false);
     const float beta[2] = {s.beta[row], s.beta[row + 8]};
@@ -100,7 +100,7 @@ __device__ void prepare(const Delta& delta) {
     for (int j = 0; j < 32; j += 2) {
       if (j / 8 > warp) continue;
       const int half = j / 2 % 2;
-      *reinterpret_cast<float2*>(&s.x[row + 8 * half][j / 4 * 8 + lane % 4 * 2]) =
+      *reinterpret_cast<float2*>(&s.x[row + 8 * half][ptx::Fragment{lane}.pair(j)]) =
           float2{in[half] ? beta[half] * p[j] : 0, in[half] ? beta[half] * p[j + 1] : 0};
     }
   }

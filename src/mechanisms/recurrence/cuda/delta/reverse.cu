@@ -44,13 +44,13 @@ __device__ __forceinline__ void load_reverse(const Delta& delta, int64_t n, int 
   const Engine& e = delta.e;
   const Walk& w = s.walk;
   const int b = static_cast<int>(w.b), stage = i % kReverseStages, t = static_cast<int>(w.begin) + (w.first - i) * C;
-  if (i >= kReverseStages) ptx::barrier_wait(&s.empty[stage], (i / kReverseStages - 1) & 1);
+  ptx::ring_wait_free(s.empty, stage, i);
   ptx::barrier_arrive_expect(&s.full[stage], 3 * (D / 64) * kPanel);
   ptx::load_box(s.k[stage], &delta.k, &s.full[stage], 0, t, 0, h / e.k.group, b);
   ptx::load_box(s.q[stage], &delta.q, &s.full[stage], 0, t, 0, h / e.q.group, b);
   ptx::load_box(s.dout[stage], &delta.dout, &s.full[stage], 0, t, 0, h, b);
   const char* inverse = delta.inverse_transposed + (slot_of(e, n, w, w.first - i) * e.H + h) * kInverseBytes;
-  if (i >= 2) ptx::barrier_wait(&s.t_empty[i % 2], (i / 2 - 1) & 1);
+  ptx::ring_wait_free(s.t_empty, i % 2, i);
   ptx::barrier_arrive_expect(&s.t_full[i % 2], kInverseBytes);
   ptx::load_bytes(s.t[i % 2], inverse, kInverseBytes, &s.t_full[i % 2]);
 }
@@ -74,8 +74,8 @@ __device__ void assist_reverse(const Delta& delta, int64_t n, int h, ReverseShar
     const int stage = i % kReverseStages, slot = i % kScores, chunk = w.first - i;
     const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
     ReverseGates& gates = s.gates[i % 2];
-    asm volatile("" : "+r"(lane));  // addresses are computed anew in every chunk: kept, there would be no room for P
-    if (kScores == 2 && i >= 2) ptx::barrier_wait(&s.p_empty[slot], (i / 2 - 1) & 1);
+    ptx::forget(lane);  // kept, the addresses would leave no room for P
+    if (kScores == 2) ptx::ring_wait_free(s.p_empty, slot, i);
     if (decays && warp == 0) {
       const Sums G = sum_gates(take_gates(next, e.g.dtype), lane);
       next = ask_numbers(e.g, w, h, chunk - 1, lane);
@@ -91,7 +91,7 @@ __device__ void assist_reverse(const Delta& delta, int64_t n, int h, ReverseShar
       gates.inverse_beta[lane] = inverse_of(e.beta_factor * beta.x);
       gates.inverse_beta[lane + 32] = inverse_of(e.beta_factor * beta.y);
     }
-    ptx::barrier_wait(&s.full[stage], (i / kReverseStages) & 1);
+    ptx::ring_wait(s.full, stage, i);
     const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
     float p[32];
     ptx::wgmma_fence();
@@ -105,12 +105,12 @@ __device__ void assist_reverse(const Delta& delta, int64_t n, int h, ReverseShar
     ptx::hold(p);
     ptx::barrier_arrive(&s.empty[stage]);
     weigh<decays, false>(p, gates.decays, warp, lane, false);
-    if (kScores == 1 && i >= 1) ptx::barrier_wait(&s.p_empty[0], (i - 1) & 1);
+    if (kScores == 1) ptx::ring_wait_free(s.p_empty, 0, i);
     const int row = warp * 16 + lane / 4;
     char* const to = s.p[slot][0];
 #pragma unroll
     for (int j = 0; j < 32; j += 2) {
-      const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
+      const int r = row + ptx::Fragment::below(j), c = ptx::Fragment{lane}.pair(j);
       // Rows behind the sequence are summed over, and may be anything.
       const float2 x = {r < rows ? p[j] * e.scale : 0, r < rows ? p[j + 1] * e.scale : 0};
       const uint32_t at = ptx::tile_byte(C, r, c), packed = ptx::pack<bf16>(x.x, x.y);
@@ -149,13 +149,13 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
   const float power = power_of(e.scale), unit = unit_of_scale(e.scale);
   float S[kState];
   const auto element = [&](const States& states, int j) -> float& {
-    const int channel = j / 4 * 8 + lane % 4 * 2 + (j & 1), value = row + (j & 2) * 4;
+    const int channel = ptx::Fragment{lane}.column(j), value = row + ptx::Fragment::below(j);
     return states.data[n * states.stride_n + h * states.stride_h + channel * states.stride_row + value * states.stride_column];
   };
   const bool summary = delta.phase == DeltaPhase::summary;
   const auto mapped = [&](int number, int j) -> float2& {  // dS^T before a segment
     float* at = delta.dmaps + ((number * e.N + n) * e.H + h) * D * D;
-    return *reinterpret_cast<float2*>(at + (row + (j & 2) * 4) * D + j / 4 * 8 + lane % 4 * 2);
+    return *reinterpret_cast<float2*>(at + (row + ptx::Fragment::below(j)) * D + ptx::Fragment{lane}.pair(j));
   };
   if (!w.ends && !summary) {
 #pragma unroll
@@ -184,9 +184,9 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
       uint32_t A[kState / 2];
 #pragma unroll
       for (int j = 0; j < kState; j += 2) A[j / 2] = ptx::pack<bf16>(S[j], S[j + 1]);
-      ptx::barrier_wait(&s.full[stage], (i / kReverseStages) & 1);
+      ptx::ring_wait(s.full, stage, i);
       if (rows < C) clear_reverse<D>(s, stage, rows, group * 128 + thread);
-      ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);
+      ptx::ring_wait(s.p_full, slot, i);
       ptx::hold(A);
       ptx::wgmma_fence();
 #pragma unroll
@@ -198,13 +198,13 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
       }
       ptx::wgmma_commit();
       if (!summary) store_state<D>(delta.dstates + (slot_of(e, n, w, chunk) * e.H + h) * D * D * 2, A, group, s.state[group]);
-      ptx::barrier_wait(&s.t_full[i % 2], (i / 2) & 1);
+      ptx::ring_wait(s.t_full, i % 2, i);
       ptx::wgmma_wait<0>();
       ptx::hold(U);
       ptx::hold(N);
 #pragma unroll
       for (int j = 0; j < 32; ++j) {
-        N[j] = fmaf(decays ? gates.write[j / 4 * 8 + lane % 4 * 2 + (j & 1)] : unit, U[j], N[j]);
+        N[j] = fmaf(decays ? gates.write[ptx::Fragment{lane}.column(j)] : unit, U[j], N[j]);
       }
     }
     float Y[32];
@@ -227,7 +227,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
       for (int j = 0; j < 4; ++j) {
         float2 factor = {power, power};
         if constexpr (decays) {
-          const float2 decay = *reinterpret_cast<const float2*>(&gates.read[16 * kk + j / 2 * 8 + lane % 4 * 2]);
+          const float2 decay = *reinterpret_cast<const float2*>(&gates.read[ptx::Fragment{lane}.operand_pair(kk, j)]);
           factor = {power * decay.x, power * decay.y};
         }
         const float2 x = ptx::unpack<bf16>(read[kk][j]);
@@ -254,7 +254,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       float2 decay = {1, 1};
-      if constexpr (decays) decay = *reinterpret_cast<const float2*>(&gates.read[j / 2 * 8 + lane % 4 * 2]);
+      if constexpr (decays) decay = *reinterpret_cast<const float2*>(&gates.read[ptx::Fragment{lane}.operand_pair(0, j)]);
       written[j] = ptx::pack<bf16>(Y[2 * j] * (down * decay.x), Y[2 * j + 1] * (down * decay.y));
     }
     ptx::hold(written);
@@ -264,7 +264,7 @@ __device__ void carry_reverse(const Delta& delta, int64_t n, int h, int segment,
     ptx::wgmma_commit();
     if (!summary) {
 #pragma unroll
-      for (int j = 0; j < 32; ++j) Y[j] *= gates.inverse_beta[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
+      for (int j = 0; j < 32; ++j) Y[j] *= gates.inverse_beta[ptx::Fragment{lane}.column(j)];
       store_chunk<bf16, decays>(delta.adjoints + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, Y, group, s.chunk[group]);
     }
     ptx::wgmma_wait<0>();

@@ -55,13 +55,13 @@ __device__ __forceinline__ void load_delta(const Delta& delta, int64_t n, int h,
   const Engine& e = delta.e;
   const int b = static_cast<int>(w.b), stage = i % kLocal, t = static_cast<int>(w.begin) + (w.first + i) * C;
   const uint32_t bytes = (1 + (reads ? 1 : 0) + (map ? 0 : 1)) * (D / 64) * kPanel;
-  if (i >= kLocal) ptx::barrier_wait(&s.empty[stage], (i / kLocal - 1) & 1);
+  ptx::ring_wait_free(s.empty, stage, i);
   ptx::barrier_arrive_expect(&s.full[stage], bytes);
   ptx::load_box(s.k[stage], &delta.k, &s.full[stage], 0, t, 0, h / e.k.group, b);
   if constexpr (reads) ptx::load_box(s.q[stage], &delta.q, &s.full[stage], 0, t, 0, h / e.q.group, b);
   if (!map) ptx::load_box(s.v[stage], &delta.v, &s.full[stage], 0, t, 0, h / e.v.group, b);
   const char* inverse = delta.inverse + (slot_of(e, n, w, w.first + i) * e.H + h) * kInverseBytes;
-  if (i >= 2) ptx::barrier_wait(&s.t_empty[i % 2], (i / 2 - 1) & 1);
+  ptx::ring_wait_free(s.t_empty, i % 2, i);
   ptx::barrier_arrive_expect(&s.t_full[i % 2], kInverseBytes);
   ptx::load_bytes(s.t[i % 2], inverse, kInversePanel, &s.t_full[i % 2]);
   ptx::load_bytes(s.t[i % 2] + kPanel + kPanel / 2, inverse + kInversePanel, kInversePanel / 2, &s.t_full[i % 2]);
@@ -88,9 +88,9 @@ __device__ void assist_delta(const Delta& delta, int64_t n, int h, bool map, Del
   for (int i = 0; i < w.count; ++i) {
     const int stage = i % kLocal, slot = i % kScores, chunk = w.first + i;
     DeltaGates& gates = s.gates[i % 2];
-    asm volatile("" : "+r"(lane));  // addresses are computed anew in every chunk: kept, there would be no room for P
+    ptx::forget(lane);  // kept, the addresses would leave no room for P
     // P and the gates of two chunks ago are read; with one buffer of P that is known from the chunk before.
-    if (kScores == 2 && i >= 2) ptx::barrier_wait(&s.p_empty[slot], (i / 2 - 1) & 1);
+    if (kScores == 2) ptx::ring_wait_free(s.p_empty, slot, i);
     if constexpr (decays) {
       if (warp == 0) {
         const Sums G = sum_gates(take_gates(next, e.g.dtype), lane);
@@ -109,7 +109,7 @@ __device__ void assist_delta(const Delta& delta, int64_t n, int h, bool map, Del
       gates.inverse_beta[lane + 32] = inverse_of(e.beta_factor * beta.y);
     }
     if constexpr (reads) {
-      ptx::barrier_wait(&s.full[stage], (i / kLocal) & 1);
+      ptx::ring_wait(s.full, stage, i);
       const uint32_t q = ptx::shared_address(s.q[stage]), k = ptx::shared_address(s.k[stage]);
       float p[32];
       ptx::wgmma_fence();
@@ -123,7 +123,7 @@ __device__ void assist_delta(const Delta& delta, int64_t n, int h, bool map, Del
       ptx::hold(p);
       ptx::barrier_arrive(&s.empty[stage]);
       weigh<decays, false>(p, gates.decays, warp, lane, false);
-      if (kScores == 1 && i >= 1) ptx::barrier_wait(&s.p_empty[0], (i - 1) & 1);
+      if (kScores == 1) ptx::ring_wait_free(s.p_empty, 0, i);
       // tile_byte_paired_f32, by hand: a row's pieces differ in bits 4 to 6.
       char* at = s.p[slot] + (warp * 16 + lane / 4) * 128 + lane % 4 * 4;
       const uint32_t swizzle = lane / 4 * 16;
@@ -136,7 +136,7 @@ __device__ void assist_delta(const Delta& delta, int64_t n, int h, bool map, Del
       }
       ptx::fence_async_shared();
     } else {
-      if (kScores == 1 && i >= 1) ptx::barrier_wait(&s.p_empty[0], (i - 1) & 1);
+      if (kScores == 1) ptx::ring_wait_free(s.p_empty, 0, i);
     }
     ptx::barrier_arrive(&s.p_full[slot]);
     // Its place is that of the last chunk, which the state has all but left: P waited for it.
@@ -197,17 +197,17 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
   const int row = group * 64 + warp * 16 + lane / 4;  // of S^T: this value channel and the one 8 below
   float S[kState];
   const auto element = [&](const States& states, int j) -> float& {
-    const int channel = j / 4 * 8 + lane % 4 * 2 + (j & 1), value = row + (j & 2) * 4;
+    const int channel = ptx::Fragment{lane}.column(j), value = row + ptx::Fragment::below(j);
     return states.data[n * states.stride_n + h * states.stride_h + channel * states.stride_row + value * states.stride_column];
   };
   // B^T or A^T of a segment.
   const auto mapped = [&](int number, int which, int j) -> float2& {
     float* at = delta.maps + (((number * e.N + n) * e.H + h) * 2 + which) * D * D;
-    return *reinterpret_cast<float2*>(at + (row + (j & 2) * 4) * D + j / 4 * 8 + lane % 4 * 2);
+    return *reinterpret_cast<float2*>(at + (row + ptx::Fragment::below(j)) * D + ptx::Fragment{lane}.pair(j));
   };
   if (!reads && map) {
 #pragma unroll
-    for (int j = 0; j < kState; ++j) S[j] = j / 4 * 8 + lane % 4 * 2 + (j & 1) == row + (j & 2) * 4 ? 1 : 0;
+    for (int j = 0; j < kState; ++j) S[j] = ptx::Fragment{lane}.column(j) == row + ptx::Fragment::below(j) ? 1 : 0;
   } else if ((reads || records) && segment > 0) {
 #pragma unroll
     for (int j = 0; j < kState; j += 2) {
@@ -236,7 +236,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
   const auto ask_keys = [&](int i) {  // behind the last chunk: of anything
     const int stage = i % kLocal;
     if (i < count) {
-      ptx::barrier_wait(&s.full[stage], (i / kLocal) & 1);
+      ptx::ring_wait(s.full, stage, i);
       if (rows_at(i) < C) clear_rows<D, D>(s.k[stage], s.v[stage], rows_at(i), group * 128 + thread);
     }
     const uint32_t k = ptx::shared_address(s.k[stage]);
@@ -304,7 +304,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
       ptx::hold(O);
     }
     // The gates; where there are none, so that the auxiliary group is never a phase of p_empty behind.
-    if (decays || !reads) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);
+    if (decays || !reads) ptx::ring_wait(s.p_full, slot, i);
     // Y = V^T - U, in tf32.
     uint32_t Y[32];
 #pragma unroll
@@ -316,7 +316,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
       for (int j = 0; j < 4; ++j) {
         const float2 x = ptx::unpack<bf16>(values[j]);
         float2 read = {1, 1};
-        if constexpr (decays) read = *reinterpret_cast<const float2*>(&gates.read[16 * kk + j / 2 * 8 + lane % 4 * 2]);
+        if constexpr (decays) read = *reinterpret_cast<const float2*>(&gates.read[ptx::Fragment{lane}.operand_pair(kk, j)]);
         const float unit = bf16 ? 1 : units[j % 2];
         Y[8 * kk + 2 * j] = operand<bf16>(fmaf(-read.x * unit, U[8 * kk + 2 * j], x.x));
         Y[8 * kk + 2 * j + 1] = operand<bf16>(fmaf(-read.y * unit, U[8 * kk + 2 * j + 1], x.y));
@@ -327,7 +327,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
       ptx::wgmma_wait<0>();
       ptx::hold(O);
     }
-    ptx::barrier_wait(&s.t_full[i % 2], (i / 2) & 1);
+    ptx::ring_wait(s.t_full, i % 2, i);
     ptx::hold(Y);
     ptx::wgmma_fence();
 #pragma unroll
@@ -339,7 +339,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         float2 out = {e.scale, e.scale};
-        if constexpr (decays) out = *reinterpret_cast<const float2*>(&gates.out[j * 8 + lane % 4 * 2]);
+        if constexpr (decays) out = *reinterpret_cast<const float2*>(&gates.out[ptx::Fragment{lane}.pair(4 * j)]);
         O[4 * j] *= bf16 ? out.x : out.x * units[0];
         O[4 * j + 1] *= bf16 ? out.y : out.y * units[0];
         O[4 * j + 2] *= bf16 ? out.x : out.x * units[1];
@@ -384,7 +384,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       float2 write = {1, 1};
-      if constexpr (decays) write = *reinterpret_cast<const float2*>(&gates.write[j / 2 * 8 + lane % 4 * 2]);
+      if constexpr (decays) write = *reinterpret_cast<const float2*>(&gates.write[ptx::Fragment{lane}.operand_pair(0, j)]);
       const float down = bf16 ? 1 : 1 / up[j % 2];
       const float2 x = {N[2 * j] * (write.x * down), N[2 * j + 1] * (write.y * down)};
       written[j] = ptx::pack<bf16>(x.x, x.y);
@@ -399,7 +399,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
         Y[j] = kSplit ? __float_as_uint(N[j]) : ptx::round_tf32(N[j]);
         if constexpr (kSplit) Y_rest[j] = rest_of(Y[j]);
       }
-      if (!decays) ptx::barrier_wait(&s.p_full[slot], (kScores == 2 ? i / 2 : i) & 1);
+      if (!decays) ptx::ring_wait(s.p_full, slot, i);
       ptx::hold(O);
       ptx::hold(Y);
       if constexpr (kSplit) ptx::hold(Y_rest);
@@ -426,7 +426,7 @@ __device__ void carry_delta(const Delta& delta, int64_t n, int h, int segment, b
     }
     if (records) {
 #pragma unroll
-      for (int j = 0; j < 32; ++j) N[j] *= gates.inverse_beta[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
+      for (int j = 0; j < 32; ++j) N[j] *= gates.inverse_beta[ptx::Fragment{lane}.column(j)];
       store_chunk<bf16, false>(delta.residuals + (slot_of(e, n, w, chunk) * e.H + h) * D * C * 2, N, group,
                                s.q[D / 64] + group * kPanel);
     }

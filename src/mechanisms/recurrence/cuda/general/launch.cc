@@ -1,6 +1,6 @@
 #include "mechanisms/recurrence/cuda/general/launch.h"
 
-#include "core/cuda_device.h"
+#include "core/cuda/device.h"
 #include "mechanisms/recurrence/cuda/general/rows.h"
 
 namespace linnet::cuda {

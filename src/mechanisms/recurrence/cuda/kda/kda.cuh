@@ -17,9 +17,9 @@ __device__ __forceinline__ int32_t& forgets(const Kda& t, int64_t n, int h, int 
 }
 
 // Element j of a thread's accumulators: S^T has the 64 values of its group in rows, channels in columns.
-__device__ __forceinline__ int state_channel(int j, int thread) { return j / 4 * 8 + thread % 4 * 2 + (j & 1); }
+__device__ __forceinline__ int state_channel(int j, int thread) { return ptx::Fragment{thread}.column(j); }
 __device__ __forceinline__ int state_value(int j, int group, int thread) {
-  return group * 64 + thread / 32 * 16 + thread % 32 / 4 + (j & 2) * 4;
+  return group * 64 + thread / 32 * 16 + thread % 32 / 4 + ptx::Fragment::below(j);
 }
 __device__ __forceinline__ float& state_element(const States& states, int64_t n, int h, int j, int group, int thread) {
   return states.data[n * states.stride_n + h * states.stride_h + state_channel(j, thread) * states.stride_row +

@@ -1,5 +1,6 @@
 #include "mechanisms/recurrence/cuda/kda/launch.h"
 
+#include "core/cuda/device.h"
 #include "mechanisms/recurrence/cuda/channel/launch.h"
 
 namespace linnet::cuda {
@@ -66,6 +67,7 @@ void prepare(const Launch& launch, Kda& t) {
 }  // namespace
 
 const char* kda_refuses(const Engine& e) {
+  if (!is_hopper()) return kNeedsHopper;
   if (const char* reason = shape_refuses(e)) return reason;
   return e.reverse ? "it runs forwards" : channels_refuse(e);
 }

@@ -121,7 +121,7 @@ __device__ void prepare_kda(const Kda& t) {
     product(p, q);
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
-      const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2 + (j & 1);
+      const int r = row + ptx::Fragment::below(j), c = ptx::Fragment{lane}.column(j);
       const uint32_t x = ptx::round_tf32(c <= r ? p[j] : 0);
       if constexpr (back) {
         P[j] = x;
@@ -136,7 +136,7 @@ __device__ void prepare_kda(const Kda& t) {
     const float beta[2] = {s.beta[row], s.beta[row + 8]};
 #pragma unroll
     for (int j = 0; j < 32; j += 2) {
-      const int half = j / 2 % 2, r = row + 8 * half, c = j / 4 * 8 + lane % 4 * 2;
+      const int half = j / 2 % 2, r = row + 8 * half, c = ptx::Fragment{lane}.pair(j);
       *reinterpret_cast<float2*>(&s.x[r][c]) =
           float2{c < r && r < rows ? beta[half] * p[j] : 0, c + 1 < r && r < rows ? beta[half] * p[j + 1] : 0};
     }
@@ -179,7 +179,7 @@ __device__ void prepare_kda(const Kda& t) {
       ptx::hold(z);
 #pragma unroll
       for (int j = 0; j < 32; j += 2) {
-        const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
+        const int r = row + ptx::Fragment::below(j), c = ptx::Fragment{lane}.pair(j);
         *reinterpret_cast<uint32_t*>(s.g + 2 * kKdaSystem + ptx::tile_byte(C, r, c)) = ptx::pack<true>(z[j], z[j + 1]);
       }
     }

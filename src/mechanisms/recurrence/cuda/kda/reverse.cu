@@ -100,8 +100,8 @@ __device__ void walk_back(const Kda& t, const Walk& w, int64_t n, int h, int seg
     const int chunk = w.first - i, rows = chunk_rows(w, chunk);
     const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + chunk) * e.H + h;
     char* douts = stage.dout + group * kPanel;
-    asm volatile("" : "+r"(thread));  // addresses are computed anew in each chunk
-    ptx::barrier_wait(&s.full[i % kFetched], (i / kFetched) & 1);
+    ptx::forget(thread);
+    ptx::ring_wait(s.full, i % kFetched, i);
     const bool steps = stage.record[2 * D] != 0;
     if (!steps) scale_channels(R, stage.record + D, thread);
     if (!summary) {
@@ -199,7 +199,7 @@ __device__ void fetch_back(const Kda& t, const Walk& w, int64_t n, int h, KdaRev
   for (int i = 0; i < w.count; ++i) {
     KdaBackStage<D>& stage = s.stage[i % kFetched];
     uint64_t* full = &s.full[i % kFetched];
-    if (i >= kFetched) ptx::barrier_wait(&s.empty[i % kFetched], (i / kFetched - 1) & 1);
+    ptx::ring_wait_free(s.empty, i % kFetched, i);
     const int chunk = w.first - i;
     const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + chunk) * e.H + h;
     const char* image = t.images + number * t.image;

@@ -118,9 +118,9 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
     KdaStage<D, reads>& stage = s.stage[i % kFetched];
     const int chunk = w.first + i, rows = chunk_rows(w, chunk);
     char* values = stage.v + group * kPanel;
-    asm volatile("" : "+r"(thread));  // addresses are computed anew in each chunk
+    ptx::forget(thread);
     const int warp = thread / 32, lane = thread % 32;
-    ptx::barrier_wait(&s.full[i % kFetched], (i / kFetched) & 1);
+    ptx::ring_wait(s.full, i % kFetched, i);
     const bool steps = stage.record[2 * D] != 0;
     const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + chunk) * e.H + h;
     if (!steps) scale_channels(S, stage.record, thread);
@@ -184,7 +184,7 @@ __device__ void walk_kda(const Kda& t, const Walk& w, int64_t n, int h, int segm
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float2 y = ptx::unpack<true>(x[j]);
-          const int at = 16 * kk + j / 2 * 8 + lane % 4 * 2;
+          const int at = ptx::Fragment{lane}.operand_pair(kk, j);
           Y[8 * kk + 2 * j] = ptx::round_tf32(at < rows ? y.x - U[8 * kk + 2 * j] : 0);
           Y[8 * kk + 2 * j + 1] = ptx::round_tf32(at + 1 < rows ? y.y - U[8 * kk + 2 * j + 1] : 0);
         }
@@ -251,7 +251,7 @@ __device__ void fetch_kda(const Kda& t, const Walk& w, int64_t n, int h, KdaWalk
   for (int i = 0; i < w.count; ++i) {
     KdaStage<D, reads>& stage = s.stage[i % kFetched];
     uint64_t* full = &s.full[i % kFetched];
-    if (i >= kFetched) ptx::barrier_wait(&s.empty[i % kFetched], (i / kFetched - 1) & 1);
+    ptx::ring_wait_free(s.empty, i % kFetched, i);
     const int64_t number = (channel_chunk(e.offsets != nullptr, e.T, n, w.begin) + w.first + i) * e.H + h;
     // Without reads K", K' and T alone. Zeros stand between the parts of T and of P.
     constexpr uint32_t kFrom = reads ? 0 : D * 128, kFirst = kda_operands(D) + 8192, kSecond = reads ? 12288 : 4096;
@@ -276,8 +276,8 @@ __device__ void kda_kernel(const Kda& t) {
   auto& s = ptx::shared_as<KdaWalkShared<D, reads>>(memory);
   const int h = blockIdx.x % t.e.H, segment = blockIdx.y;
   const int64_t n = blockIdx.x / t.e.H;
-  // Probes and summaries: 0: what a segment (or its last chunks) leaves of nothing; of a state: 1: the same, 2: its first
-  // chunks.
+  // Probes and summaries: 0: what a segment (or its last chunks) leaves of a zero state; of another state: 1: the
+  // same, 2: its first chunks.
   const int what = blockIdx.z;
   const bool probe = t.phase == KdaPhase::probe, map = !reads && what > 0;
   Walk w = segment_of(t, n, segment, t.phase != KdaPhase::whole);

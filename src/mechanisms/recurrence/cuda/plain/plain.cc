@@ -35,7 +35,7 @@ void run_plain(const Launch& launch, const PlainGradients& g, const PlainScratch
     if (!g.dg_head.given()) return;
     const int64_t stride = g.dg_head.stride[0];
     const int32_t type = static_cast<int32_t>(g.dg_head.dtype);
-    enqueue(launch, {"recurrence/cuda/tile/gradients", "sum_tokens", 256}, {base.H}, scratch.dg, tokens, base.H, g.dg_head.data,
+    enqueue(launch, {"recurrence/cuda/any_pairs", "sum_tokens", 256}, {base.H}, scratch.dg, tokens, base.H, g.dg_head.data,
             type, stride);
   };
   if (tokens == 0 || base.N == 0 || base.H == 0) {

@@ -34,7 +34,7 @@ void run_pairs(const Launch& launch, const Engine& base, const Rows& dout, const
   Pairs pairs;
   if (!pairs_of(launch, base, dout, dg, scratch, tiled, &pairs)) return;
   const Grid grid = {base.N * base.H, (base.T + 63) / 64};
-  if (!tiled) return enqueue(launch, {kImage, "pairs_any", 256}, grid, pairs);
+  if (!tiled) return enqueue(launch, {"recurrence/cuda/any_pairs", "pairs_any", 256}, grid, pairs);
   static constexpr const char* kNames[2][2][2] = {
       {{"pairs_f16_64_64", "pairs_f16_64_128"}, {"pairs_f16_128_64", "pairs_f16_128_128"}},
       {{"pairs_bf16_64_64", "pairs_bf16_64_128"}, {"pairs_bf16_128_64", "pairs_bf16_128_128"}}};
@@ -156,7 +156,8 @@ void run_gradients(const Launch& launch, const Gradients& g, const GradientScrat
     if (!g.dg_head.given()) return;
     const int64_t rows = B * base.T, stride = g.dg_head.stride[0];
     const int32_t type = static_cast<int32_t>(g.dg_head.dtype);
-    enqueue(launch, {kImage, "sum_tokens", 256}, {base.H}, scratch.dg, rows, base.H, g.dg_head.data, type, stride);
+    enqueue(launch, {"recurrence/cuda/any_pairs", "sum_tokens", 256}, {base.H}, scratch.dg, rows, base.H, g.dg_head.data, type,
+            stride);
   };
   if (wants_dg && is_whole(g, walk)) {
     Engine states = base;

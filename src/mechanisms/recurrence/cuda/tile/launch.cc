@@ -1,5 +1,7 @@
 #include "mechanisms/recurrence/cuda/tile/launch.h"
 
+#include "core/cuda/device.h"
+
 namespace linnet::cuda {
 namespace {
 
@@ -40,6 +42,7 @@ const char* tiles_refuse(const Engine& e) {
 }
 
 const char* tile_refuses(const Engine& e) {
+  if (!is_hopper()) return kNeedsHopper;
   if (e.beta.data != nullptr) return "it has no delta rule (beta)";
   if (e.g_width > 1) return "its decays are one for all channels of a head";
   return tiles_refuse(e);

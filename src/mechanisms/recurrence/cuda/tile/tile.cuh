@@ -21,26 +21,11 @@
 // Bytes per token and head: 2 (2 K + 2 V); at 16,2048,16,128 0.128 ms of an H200's copy bandwidth, against 0.07 ms of products.
 #pragma once
 
-#include "mechanisms/recurrence/cuda/map.cuh"
-#include "mechanisms/recurrence/cuda/tile/tile.h"
-#include "ptx/layout.h"
-#include "ptx/matrix.cuh"
-#include "ptx/numbers.cuh"
-#include "ptx/sync.cuh"
-#include "ptx/tma.cuh"
-#include "ptx/wgmma.cuh"
+#include "mechanisms/recurrence/cuda/tile/decays.cuh"
+#include "mechanisms/recurrence/cuda/tile/rows.cuh"
 
 namespace linnet::cuda {
 namespace {
-
-constexpr int C = kTileChunk, kStages = kTileStages, kPanel = C * 128;
-constexpr float kLeastGate = -40;  // exp(-40) is zero beside anything that a float still resolves
-constexpr float kFarGate = 50;  // exp(50) times what a bf16 holds in practice is still a bf16: the ranges of e^88 are left e^38
-
-// The log decays of a chunk: their sums G, and the decays from the first row of each 16 to a row, and from a row to their last.
-struct alignas(16) Decays {
-  float sums[C], left[C], right[C];
-};
 
 struct alignas(16) Gates {
   float read[C], write[C];      // factors of the chunk's rows
@@ -66,35 +51,6 @@ struct Shared {
 // Whether a walk reads: not where only the states that segments leave are wanted, or those that it keeps.
 __device__ __forceinline__ bool has_reads(const Tile& tile) { return tile.phase != 1 && tile.e.out.data != nullptr; }
 
-// The chunks that a block walks.
-struct Walk {
-  int64_t b, begin, length;  // the sequence: batch row, first token, tokens
-  int first, count;          // chunk numbers first, first + 1, ... or, in reverse, first, first - 1, ...
-  bool starts, ends;         // holds the sequence's first, last chunk in the order of the walk
-};
-
-__device__ Walk walk_of(const Engine& e, int64_t n, int segment, bool cut = true) {
-  Walk w;
-  w.b = n;
-  w.begin = 0;
-  w.length = e.T;
-  if (e.offsets != nullptr) {
-    w.b = 0;
-    w.begin = offset(e, n);
-    const int64_t end = offset(e, n + 1);
-    w.length = end > w.begin ? end - w.begin : 0;
-  }
-  const int chunks = static_cast<int>((w.length + C - 1) / C), part = static_cast<int>(segment_tokens(e, w.length) / C);
-  const int segments = !cut || w.length <= kLongest ? 1 : (chunks + part - 1) / part;
-  const int from = segments == 1 ? 0 : segment * part, to = segments == 1 ? chunks : min(chunks, from + part);
-  w.count = segment < segments ? to - from : 0;
-  w.first = e.reverse ? chunks - 1 - from : from;
-  w.starts = segment == 0;
-  w.ends = segment == segments - 1;
-  if (segment >= segments) w.starts = w.ends = false;
-  return w;
-}
-
 template <int K, int V>
 __device__ void produce(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) {
   const Engine& e = tile.e;
@@ -106,113 +62,12 @@ __device__ void produce(const Tile& tile, const Walk& w, int h, Shared<K, V>& s)
   const int q_head = h / e.q.group, k_head = h / e.k.group, v_head = h / e.v.group, b = static_cast<int>(w.b);
   for (int i = 0; i < w.count; ++i) {
     const int stage = i % kStages;
-    if (i >= kStages) ptx::barrier_wait(&s.empty[stage], (i / kStages - 1) & 1);
+    ptx::ring_wait_free(s.empty, stage, i);
     const int t = static_cast<int>(w.begin) + (e.reverse ? w.first - i : w.first + i) * C;
     ptx::barrier_arrive_expect(&s.full[stage], kWritten + (reads ? kRead : 0));
     ptx::load_box(s.k[stage], &tile.k, &s.full[stage], 0, t, 0, k_head, b);
     if (reads) ptx::load_box(s.q[stage], &tile.q, &s.full[stage], 0, t, 0, q_head, b);
     ptx::load_box(s.v[stage], &tile.v, &s.full[stage], 0, t, 0, v_head, b);
-  }
-}
-
-// The sums G of the chunk's log decays, from its first row: those of rows lane and lane + 32, and all of them.
-struct Sums {
-  float low, high, all;
-};
-__device__ __forceinline__ Sums sum_gates(float2 gates, int lane) {
-  float g[2] = {gates.x, gates.y};
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float before = __shfl_up_sync(0xffffffff, g[i], step);
-      if (lane >= step) g[i] += before;
-    }
-  }
-  g[1] += __shfl_sync(0xffffffff, g[0], 31);
-  return {g[0], g[1], __shfl_sync(0xffffffff, g[1], 31)};
-}
-
-// The numbers [B, T, H] of a chunk's rows lane and lane + 32, as they come from memory, and as numbers. They are asked for a
-// chunk ahead and come from far away: nothing may touch them before, not even to convert them or to branch on their type.
-struct Numbers {
-  uint32_t low[2] = {}, high[2] = {};
-};
-__device__ __forceinline__ Numbers ask_numbers(const Rows& rows, const Walk& w, int h, int chunk, int lane) {
-  Numbers x;
-  const bool wide = rows.dtype == Dtype::f32;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int64_t t = static_cast<int64_t>(chunk) * C + lane + 32 * i;
-    const bool in = t >= 0 && t < w.length;
-    const auto* at = static_cast<const uint16_t*>(rows.data) + (in ? row_of(rows, w.b, w.begin + t, h) << wide : 0);
-    x.low[i] = in ? at[0] : 0;
-    x.high[i] = in && wide ? at[1] : 0;
-  }
-  return x;
-}
-__device__ __forceinline__ float2 take_numbers(const Numbers& x, Dtype dtype) {
-  float y[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float f16 = __half2float(__ushort_as_half(static_cast<unsigned short>(x.low[i])));
-    const uint32_t bits = dtype == Dtype::f32 ? x.low[i] | x.high[i] << 16 : x.low[i] << 16;
-    y[i] = dtype == Dtype::f16 ? f16 : __uint_as_float(bits);
-  }
-  return {y[0], y[1]};
-}
-__device__ __forceinline__ float2 take_gates(const Numbers& x, Dtype dtype) {
-  const float2 g = take_numbers(x, dtype);
-  return {g.x < kLeastGate ? kLeastGate : g.x, g.y < kLeastGate ? kLeastGate : g.y};
-}
-
-__device__ __forceinline__ void store_decays(const Sums& G, int lane, Decays& d) {
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const float sum = j == 0 ? G.low : G.high;
-    d.sums[lane + 32 * j] = sum;
-    d.left[lane + 32 * j] = __expf(sum - __shfl_sync(0xffffffff, sum, lane / 16 * 16));
-    d.right[lane + 32 * j] = __expf(__shfl_sync(0xffffffff, sum, lane / 16 * 16 + 15) - sum);
-  }
-}
-
-// Scores p [64, 64] of a warpgroup, times the decays between their rows, zero where a row does not see a column: above the
-// diagonal (reverse: below it), and on it when strict. A warp has 16 rows: exponentials for its own 16 columns alone, elsewhere
-// three factors (no quotient: each is at most 1).
-template <bool decays, bool strict>
-__device__ __forceinline__ void weigh(float (&p)[32], const Decays& d, int warp, int lane, bool reverse) {
-  const int row = warp * 16 + lane / 4, column = lane % 4 * 2;
-  float own[2] = {1, 1};
-  if constexpr (decays) {
-    own[0] = reverse ? d.right[row] : d.left[row];
-    own[1] = reverse ? d.right[row + 8] : d.left[row + 8];
-  }
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const int block = j / 2, c = 8 * j + column;
-    float* x = p + 4 * j;
-    if (block == warp) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int r = row + (i & 2) * 4, at = c + (i & 1);
-        const bool seen = reverse ? at >= r : strict ? at < r : at <= r;
-        float factor = 1;
-        if constexpr (decays) factor = __expf(reverse ? d.sums[at] - d.sums[r] : d.sums[r] - d.sums[at]);
-        x[i] = seen ? x[i] * factor : 0;
-      }
-    } else if (reverse ? block > warp : block < warp) {
-      if constexpr (decays) {
-        const float middle =
-            __expf(reverse ? d.sums[16 * block] - d.sums[16 * warp + 15] : d.sums[16 * warp] - d.sums[16 * block + 15]);
-        const float2 other = *reinterpret_cast<const float2*>((reverse ? d.left : d.right) + c);
-        x[0] *= own[0] * (middle * other.x);
-        x[1] *= own[0] * (middle * other.y);
-        x[2] *= own[1] * (middle * other.x);
-        x[3] *= own[1] * (middle * other.y);
-      }
-    } else {
-      x[0] = x[1] = x[2] = x[3] = 0;
-    }
   }
 }
 
@@ -228,7 +83,7 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
     const int stage = i % kStages, slot = i % 2, chunk = e.reverse ? w.first - i : w.first + i;
     const int rows = static_cast<int>(min(static_cast<int64_t>(C), w.length - static_cast<int64_t>(chunk) * C));
     Gates& gates = s.gates[slot];
-    if (i >= 2) ptx::barrier_wait(&s.p_empty[slot], (i / 2 - 1) & 1);
+    ptx::ring_wait_free(s.p_empty, slot, i);
     if constexpr (decays) {
       if (warp == 0) {
         float delta[2] = {1, 1};
@@ -276,7 +131,7 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
     }
     float p[32];
     if (has_reads(tile)) {
-      ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
+      ptx::ring_wait(s.full, stage, i);
       const uint64_t q = ptx::descriptor_k_major(ptx::shared_address(s.q[stage]), C, 0);
       const uint64_t k = ptx::descriptor_k_major(ptx::shared_address(s.k[stage]), C, 0);
       ptx::wgmma_fence();
@@ -293,20 +148,20 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
         weigh<decays, false>(p, gates.decays, warp, lane, e.reverse);
         if (steps && e.steps.role == StepRole::writes) {
 #pragma unroll
-          for (int j = 0; j < 32; ++j) p[j] *= gates.weight[j / 4 * 8 + lane % 4 * 2 + (j & 1)];
+          for (int j = 0; j < 32; ++j) p[j] *= gates.weight[ptx::Fragment{lane}.column(j)];
         }
       } else {
         weigh<false, false>(p, gates.decays, warp, lane, e.reverse);
       }
       if (e.reverse && rows < C) {  // columns behind the sequence, which such rows would see
 #pragma unroll
-        for (int j = 0; j < 32; ++j) p[j] = j / 4 * 8 + lane % 4 * 2 + (j & 1) < rows ? p[j] : 0;
+        for (int j = 0; j < 32; ++j) p[j] = ptx::Fragment{lane}.column(j) < rows ? p[j] : 0;
       }
       float unit = 1;
       if constexpr (!bf16) {  // P / unit is at most 2^14
         float largest = 0;
 #pragma unroll
-        for (int j = 0; j < 32; ++j) largest = fmaxf(largest, row + (j & 2) * 4 < rows ? fabsf(p[j]) : 0);
+        for (int j = 0; j < 32; ++j) largest = fmaxf(largest, row + ptx::Fragment::below(j) < rows ? fabsf(p[j]) : 0);
         for (int step = 1; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
         if (lane == 0) gates.part[warp] = largest;
         ptx::group_sync<1, 128>();
@@ -317,180 +172,13 @@ __device__ void assist(const Tile& tile, const Walk& w, int h, Shared<K, V>& s) 
       const float down = 1 / unit;
 #pragma unroll
       for (int j = 0; j < 32; j += 2) {
-        const int r = row + (j & 2) * 4, c = j / 4 * 8 + lane % 4 * 2;
+        const int r = row + ptx::Fragment::below(j), c = ptx::Fragment{lane}.pair(j);
         *reinterpret_cast<uint32_t*>(s.p[slot] + ptx::tile_byte(C, r, c)) = ptx::pack<bf16>(p[j] * down, p[j + 1] * down);
       }
       ptx::fence_async_shared();
       ptx::barrier_arrive(&s.empty[stage]);
     }
     ptx::barrier_arrive(&s.p_full[slot]);
-  }
-}
-
-// What lies behind the sequence counts as zero, NaN or not: in K and V, whose rows a product sums over. By all state groups.
-template <int K, int V>
-__device__ __forceinline__ void clear_rows(char* k, char* v, int rows, int thread) {
-  constexpr int kThreads = V / 64 * 128, kPieces = (K + V) / 8;
-  for (int piece = thread; piece < (C - rows) * kPieces; piece += kThreads) {
-    const int token = rows + piece / kPieces, column = piece % kPieces * 8;
-    char* at = column < K ? k + ptx::tile_byte(C, token, column) : v + ptx::tile_byte(C, token, column - K);
-    *reinterpret_cast<uint4*>(at) = uint4{0, 0, 0, 0};
-  }
-  ptx::fence_async_shared();
-  ptx::group_sync<2, kThreads>();
-}
-
-// out = o z sigmoid(z) of 8 channels.
-template <bool bf16>
-__device__ __forceinline__ void gate_row(uint4& o, const uint4& z) {
-  uint32_t* const out = &o.x;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 y = ptx::unpack<bf16>(out[i]), gate = ptx::unpack<bf16>((&z.x)[i]);
-    out[i] = ptx::pack<bf16>(y.x * __fdividef(gate.x, 1 + __expf(-fmaxf(gate.x, -80))),
-                             y.y * __fdividef(gate.y, 1 + __expf(-fmaxf(gate.y, -80))));
-  }
-}
-
-// O^T += D V^T: V's tile holds this warp's 16 channels in the places of the sums.
-template <bool bf16>
-__device__ __forceinline__ void add_skip(float (&O)[32], const float (&skip)[2], uint32_t v, int warp, int lane) {
-#pragma unroll
-  for (int kk = 0; kk < 4; ++kk) {
-    const int token = 16 * kk + lane / 16 * 8 + lane % 8, channel = 16 * warp + lane / 8 % 2 * 8;
-    uint32_t values[4];
-    ptx::load_matrices_transposed(values, v + ptx::tile_byte(C, token, channel));
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 x = ptx::unpack<bf16>(values[j]);
-      float* o = O + 8 * kk + 2 * j;
-      o[0] = fmaf(skip[j & 1], x.x, o[0]);
-      o[1] = fmaf(skip[j & 1], x.y, o[1]);
-    }
-  }
-}
-
-// The first `left` of these sums are those that this lane and its neighbour 2 left lanes away still have together.
-template <int left>
-__device__ __forceinline__ void halve(float (&sums)[16], int lane) {
-  const bool upper = (lane & (2 * left)) != 0;
-#pragma unroll
-  for (int i = 0; i < left; ++i) {
-    const float sent = upper ? sums[i] : sums[i + left], kept = upper ? sums[i + left] : sums[i];
-    sums[i] = kept + __shfl_xor_sync(0xffffffff, sent, 2 * left);
-  }
-}
-
-// mamba_ssd's dv, O^T = dv^T [64 value channels of this warpgroup, 64 tokens], with the rows x of these tokens, 16 bytes of a
-// token each, and dy in the tile v: O^T becomes dx, dots gets dv . x of the tokens over each warp's 16 channels, and dD the
-// sums of dy x over the tokens. `tile` is as free as store_rows wants it, which may follow at once: a warp reads and writes its
-// own 16 channels.
-template <bool bf16>
-__device__ __forceinline__ void finish_steps(float (&O)[32], const uint4 (&x)[4], const float (&skip)[2], const float* weight,
-                                             uint32_t v, char* tile, int group, int rows, float (&dD)[2], float* dots) {
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    *reinterpret_cast<uint4*>(tile + ptx::tile_byte(C, 16 * j + thread / 8, thread % 8 * 8)) = x[j];
-  }
-  group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
-  float sums[16];
-#pragma unroll
-  for (int kk = 0; kk < 4; ++kk) {
-    const int token = 16 * kk + lane / 16 * 8 + lane % 8, channel = 16 * warp + lane / 8 % 2 * 8;
-    uint32_t inputs[4], given[4];
-    ptx::load_matrices_transposed(inputs, ptx::shared_address(tile) + ptx::tile_byte(C, token, channel));
-    ptx::load_matrices_transposed(given, v + ptx::tile_byte(C, token, channel));
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 size = *reinterpret_cast<const float2*>(weight + 16 * kk + 8 * half + lane % 4 * 2);
-      float* o = O + 8 * kk + 4 * half;
-      float dot[2] = {};
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        const float2 from = ptx::unpack<bf16>(inputs[2 * half + row]), dy = ptx::unpack<bf16>(given[2 * half + row]);
-        dot[0] = fmaf(o[2 * row], from.x, dot[0]);
-        dot[1] = fmaf(o[2 * row + 1], from.y, dot[1]);
-        dD[row] = fmaf(dy.x, from.x, fmaf(dy.y, from.y, dD[row]));
-        o[2 * row] = fmaf(size.x, o[2 * row], skip[row] * dy.x);
-        o[2 * row + 1] = fmaf(size.y, o[2 * row + 1], skip[row] * dy.y);
-      }
-      sums[4 * kk + 2 * half] = dot[0];
-      sums[4 * kk + 2 * half + 1] = dot[1];
-    }
-  }
-  // Over the 8 lanes of a column: each step halves the columns that a lane still has, and leaves it tokens 2 lane and the next.
-  halve<8>(sums, lane);
-  halve<4>(sums, lane);
-  halve<2>(sums, lane);
-  if (2 * lane < rows) dots[2 * lane] = sums[0];
-  if (2 * lane + 1 < rows) dots[2 * lane + 1] = sums[1];
-}
-
-// 16 bytes of this thread in the rows of a walk: 8 threads have 128 bytes of a token, every 16th token. Found once: the way to
-// a row costs as much as all that is done with it.
-struct RowPlace {
-  uint16_t* at;      // in row thread / 8 of the sequence
-  int64_t distance;  // of 16 rows
-};
-__device__ __forceinline__ RowPlace place_of(const Rows& rows, const Walk& w, int h, int group) {
-  const int thread = threadIdx.x % 128;
-  auto* data = static_cast<uint16_t*>(const_cast<void*>(rows.data));
-  return {data + row_of(rows, w.b, w.begin + thread / 8, h) + group * 64 + thread % 8 * 8, 16 * rows.stride_t};
-}
-
-// O^T [64 value channels of this warpgroup, 64 tokens] times `factor` to rows of tokens, and out. `tile` is free again behind
-// the barrier of the next call.
-template <bool bf16, bool gated>
-__device__ __forceinline__ void store_rows(const RowPlace& place, int group, int chunk, int rows, const float (&O)[32],
-                                           float factor, char* tile, const uint4 (&z)[4], bool gate) {
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const uint32_t o = ptx::shared_address(tile);
-#pragma unroll
-  for (int j = 0; j < 8; j += 2) {
-    const int token = 8 * (j + lane / 16) + lane % 8, channel = 16 * warp + lane / 8 % 2 * 8;
-    const float* x = O + 4 * j;
-    ptx::store_matrices_transposed(o + ptx::tile_byte(C, token, channel), ptx::pack<bf16>(x[0] * factor, x[1] * factor),
-                                   ptx::pack<bf16>(x[2] * factor, x[3] * factor), ptx::pack<bf16>(x[4] * factor, x[5] * factor),
-                                   ptx::pack<bf16>(x[6] * factor, x[7] * factor));
-  }
-  group == 0 ? ptx::group_sync<3, 128>() : ptx::group_sync<4, 128>();
-  uint16_t* to = place.at + chunk * (C / 16) * place.distance;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int token = 16 * j + thread / 8, channel = thread % 8 * 8;
-    uint4 x = *reinterpret_cast<const uint4*>(tile + ptx::tile_byte(C, token, channel));
-    if constexpr (gated) {
-      if (gate) gate_row<bf16>(x, z[j]);
-    }
-    if (token < rows) *reinterpret_cast<uint4*>(to + j * place.distance) = x;
-  }
-}
-
-// The state as operand, for the gradient of g: in the order of the registers, 16 bytes of neighbouring threads in a row.
-template <int K, int V>
-__device__ __forceinline__ void save_operand(const Engine& e, int64_t slot, int h, int group, const uint32_t (&A)[K / 4],
-                                             const float (&units)[2], int row, int lane) {
-  const int64_t place = slot * e.H + h;
-  auto* to = static_cast<uint4*>(e.saved) + (place * (V / 64) + group) * (128 * K / 16) + threadIdx.x % 128;
-#pragma unroll
-  for (int j = 0; j < K / 16; ++j) to[128 * j] = uint4{A[4 * j], A[4 * j + 1], A[4 * j + 2], A[4 * j + 3]};
-  if (lane % 4 == 0) {
-    e.saved_units[place * V + row] = units[0];
-    e.saved_units[place * V + row + 8] = units[1];
-  }
-}
-
-// The same transposed: 16 key channels x this warp's 16 value channels at a time, where a warpgroup of 64 key channels wants
-// them.
-template <int K, int V>
-__device__ __forceinline__ void save_transposed(const Engine& e, int64_t slot, int h, int group, const uint32_t (&A)[K / 4]) {
-  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  auto* to = static_cast<uint4*>(e.saved) + (slot * e.H + h) * (K * V / 8) + 128 * (group * 4 + warp) + lane;
-#pragma unroll
-  for (int j = 0; j < K / 16; ++j) {
-    to[j / 4 * (128 * V / 16) + j % 4 * 32] = uint4{ptx::transpose_matrix(A[4 * j]), ptx::transpose_matrix(A[4 * j + 2]),
-                                                    ptx::transpose_matrix(A[4 * j + 1]), ptx::transpose_matrix(A[4 * j + 3])};
   }
 }
 
@@ -505,7 +193,7 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
 
   // Elements of a state [K, V]: j-th register of this thread.
   const auto element = [&](const States& states, int j) -> float& {
-    const int channel = j / 4 * 8 + lane % 4 * 2 + (j & 1), value = row + (j & 2) * 4;
+    const int channel = ptx::Fragment{lane}.column(j), value = row + ptx::Fragment::below(j);
     return states.data[n * states.stride_n + h * states.stride_h + channel * states.stride_row + value * states.stride_column];
   };
   const auto saved = [&](int number) { return tile.states + ((number * e.N + n) * e.H + h) * K * V + group * 64 * K + thread; };
@@ -540,7 +228,7 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
 
     bool strong = false;
     if constexpr (decays) {
-      ptx::barrier_wait(&s.p_full[slot], (i / 2) & 1);
+      ptx::ring_wait(s.p_full, slot, i);
       strong = !bf16 || __any_sync(0xffffffff, gates.strong);
       const float factor = gates.before;
       if (__any_sync(0xffffffff, factor != 1)) {
@@ -578,7 +266,7 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
     } else if (keeps) {
       save_operand<K, V>(e, saved_slot(e, n, w.begin, chunk), h, group, A, units, row, lane);
     }
-    ptx::barrier_wait(&s.full[stage], (i / kStages) & 1);
+    ptx::ring_wait(s.full, stage, i);
     if (reads) {
       ptx::hold(A);
       ptx::wgmma_fence();
@@ -590,7 +278,7 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
     }
     if (rows < C) clear_rows<K, V>(s.k[stage], s.v[stage], rows, group * 128 + thread);
     // V^T as operand, times the decays: 16 tokens x this warp's 16 channels at a time.
-    if constexpr (!decays) ptx::barrier_wait(&s.p_full[slot], (i / 2) & 1);
+    if constexpr (!decays) ptx::ring_wait(s.p_full, slot, i);
     uint32_t values[4][4];
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
@@ -599,7 +287,7 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
       if constexpr (decays) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float2 factor = *reinterpret_cast<const float2*>(&gates.write[16 * kk + j / 2 * 8 + lane % 4 * 2]);
+          const float2 factor = *reinterpret_cast<const float2*>(&gates.write[ptx::Fragment{lane}.operand_pair(kk, j)]);
           const float2 x = ptx::unpack<bf16>(values[kk][j]);
           values[kk][j] = ptx::pack<bf16>(x.x * factor.x, x.y * factor.y);
         }
@@ -613,7 +301,7 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
         const float up = bf16 ? 1 : e.scale / gates.out;  // 1 / unit of P
 #pragma unroll
         for (int j = 0; j < 32; ++j) {
-          float factor = decays ? gates.read[j / 4 * 8 + lane % 4 * 2 + (j & 1)] : 1;
+          float factor = decays ? gates.read[ptx::Fragment{lane}.column(j)] : 1;
           if (!bf16) factor *= up * units[j / 2 % 2];
           O[j] *= factor;
         }
@@ -662,11 +350,11 @@ __device__ void carry(const Tile& tile, const Walk& w, bool late, int64_t n, int
       if constexpr (decays) {
 #pragma unroll
         for (int j = 0; j < 32; j += 4) {
-          const float2 read = *reinterpret_cast<const float2*>(&gates.read[2 * j + lane % 4 * 2]);
+          const float2 read = *reinterpret_cast<const float2*>(&gates.read[ptx::Fragment{lane}.pair(j)]);
           float2 factor = {strong ? out : read.x * out, strong ? out : read.y * out};
           if (steps && e.steps.role == StepRole::results) {
-            factor.x *= gates.weight[2 * j + lane % 4 * 2];
-            factor.y *= gates.weight[2 * j + lane % 4 * 2 + 1];
+            factor.x *= gates.weight[ptx::Fragment{lane}.pair(j)];
+            factor.y *= gates.weight[ptx::Fragment{lane}.pair(j) + 1];
           }
           O[j] *= factor.x;
           O[j + 1] *= factor.y;

@@ -1,7 +1,7 @@
 // What tile.cuh is told, and the shapes of its launch, for host and device.
 #pragma once
 
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "mechanisms/recurrence/cuda/engine.h"
 
 namespace linnet::cuda {

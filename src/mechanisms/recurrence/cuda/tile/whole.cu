@@ -85,7 +85,7 @@ __device__ void produce_items(const Pairs& pairs, WholeShared<K, V>& s) {
   int i = 0;
   for (bool more = find(pairs, item); more; more = advance(pairs, item), ++i) {
     const int stage = i % kTileBuffers, t = static_cast<int>(item.begin) + item.chunk * C, b = static_cast<int>(item.b);
-    if (i >= kTileBuffers) ptx::barrier_wait(&s.empty[stage], (i / kTileBuffers - 1) & 1);
+    ptx::ring_wait_free(s.empty, stage, i);
     ptx::barrier_arrive_expect(&s.full[stage], kTiles);
     ptx::load_box(s.dout[stage], &pairs.dout, &s.full[stage], 0, t, 0, item.h / e.out.group, b);
     ptx::load_box(s.v[stage], &pairs.v, &s.full[stage], 0, t, 0, item.h / e.v.group, b);
@@ -126,7 +126,7 @@ __device__ __forceinline__ void dot_tokens(const float (&O)[32], uint32_t tile, 
 __device__ __forceinline__ void add_scaled(float (&sum)[32], const float (&O)[32], const float* factors, int lane) {
 #pragma unroll
   for (int j = 0; j < 32; j += 4) {
-    const float2 factor = *reinterpret_cast<const float2*>(factors + 2 * j + lane % 4 * 2);
+    const float2 factor = *reinterpret_cast<const float2*>(factors + ptx::Fragment{lane}.pair(j));
     sum[j] = fmaf(factor.x, O[j], sum[j]);
     sum[j + 1] = fmaf(factor.y, O[j + 1], sum[j + 1]);
     sum[j + 2] = fmaf(factor.x, O[j + 2], sum[j + 2]);
@@ -150,7 +150,7 @@ __device__ void consume_items(const Pairs& pairs, WholeShared<K, V>& s) {
 #pragma unroll
       for (int j = 0; j < 32; ++j) dq[j] = dk[j] = 0;
     }
-    ptx::barrier_wait(&s.full[stage], (i / kTileBuffers) & 1);
+    ptx::ring_wait(s.full, stage, i);
     if (rows < C) {  // rows behind the sequence, which the products with P sum over
       for (int piece = thread; piece < (C - rows) * 8; piece += 128) {
         const uint32_t at = ptx::tile_byte(C, rows + piece / 8, piece % 8 * 8);
@@ -192,7 +192,7 @@ __device__ void consume_items(const Pairs& pairs, WholeShared<K, V>& s) {
     }
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) over += __shfl_xor_sync(0xffffffff, over, step);
-    ptx::barrier_wait(&s.factors_full[slot], (i / 2) & 1);
+    ptx::ring_wait(s.factors_full, slot, i);
     if (lane == 0) s.over[slot][group * 4 + warp] = over;
     ptx::wgmma_wait<0>();
     ptx::hold(O);
@@ -249,7 +249,7 @@ __device__ void assist_items(const Pairs& pairs, WholeShared<K, V>& s) {
   const auto finish = [&](const Item& item, int i, float all) {
     const int slot = i % 2, rows = item.rows();
     const Factors& factors = s.factors[slot];
-    ptx::barrier_wait(&s.dots_full[slot], (i / 2) & 1);
+    ptx::ring_wait(s.dots_full, slot, i);
     float whole[2], write[2], g[2], product = 0;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -303,7 +303,7 @@ __device__ void assist_items(const Pairs& pairs, WholeShared<K, V>& s) {
       ptx::barrier_arrive(&s.factors_full[slot]);
     }
     ptx::group_sync<1, 128>();
-    ptx::barrier_wait(&s.full[stage], (i / kTileBuffers) & 1);
+    ptx::ring_wait(s.full, stage, i);
     float p[32], x[32];
     multiply_pairs<true, K, V>(p, x, s.q[stage], s.k[stage], s.v[stage], s.dout[stage]);
     ptx::barrier_arrive(&s.empty[stage]);
@@ -312,7 +312,7 @@ __device__ void assist_items(const Pairs& pairs, WholeShared<K, V>& s) {
     float sums[2] = {0, 0}, columns[16];
 #pragma unroll
     for (int j = 0; j < 32; ++j) {  // rows behind the sequence see nothing; columns there are seen by none
-      const int r = row + (j & 2) * 4, c = j / 4 * 8 + column + (j & 1);
+      const int r = row + ptx::Fragment::below(j), c = j / 4 * 8 + column + (j & 1);
       p[j] = r < rows && c <= r ? p[j] * factors.weight[c] : 0;
       x[j] = r < rows && c < r ? p[j] * x[j] : 0;
       sums[j / 2 % 2] += x[j];
@@ -332,7 +332,7 @@ __device__ void assist_items(const Pairs& pairs, WholeShared<K, V>& s) {
     if (i > 0) ptx::barrier_wait(&s.p_empty, (i - 1) & 1);
 #pragma unroll
     for (int j = 0; j < 32; j += 2) {
-      const int r = row + (j & 2) * 4, c = j / 4 * 8 + column;
+      const int r = row + ptx::Fragment::below(j), c = j / 4 * 8 + column;
       *reinterpret_cast<uint32_t*>(s.p + ptx::tile_byte(C, r, c)) = ptx::pack<true>(p[j], p[j + 1]);
     }
     ptx::fence_async_shared();
