@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/call.h"
+#include "core/call/call.h"
 #include "layers/state.h"
 
 namespace linnet::layers {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 
+#include "core/call/describe.h"
 #include "layers/state.h"
 
 namespace linnet::layers {
@@ -61,18 +62,6 @@ const char* view_name(ViewKind kind) {
     case ViewKind::last: return "last";
     case ViewKind::column: return "column";
     case ViewKind::drop_token: return "drop_token";
-  }
-  return "";
-}
-const char* option_kind(OptionKind kind) {
-  switch (kind) {
-    case OptionKind::real: return "real";
-    case OptionKind::maybe_real: return "maybe_real";
-    case OptionKind::integer: return "integer";
-    case OptionKind::boolean: return "boolean";
-    case OptionKind::choice: return "choice";
-    case OptionKind::window: return "window";
-    case OptionKind::sizes: return "sizes";
   }
   return "";
 }
@@ -171,7 +160,7 @@ void describe_options(const Layer& layer, const std::vector<Setting>& values, Js
   json.begin_array();
   for (const OptionDecl& option : layer.options.options) {
     std::string value = option_text(option, defaults);
-    json.begin_object().member("name", option.name).member("kind", option_kind(option.kind)).member("default", value);
+    json.begin_object().member("name", option.name).member("kind", option_kind_name(option.kind)).member("default", value);
     for (const Setting& setting : values) {
       if (setting.name == option.name) value = setting.text;
     }

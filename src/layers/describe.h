@@ -23,7 +23,7 @@
 
 #include <string>
 
-#include "core/json.h"
+#include "core/files/json.h"
 #include "layers/layer.h"
 #include "layers/record.h"
 

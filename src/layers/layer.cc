@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdlib>
 
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 
 namespace linnet::layers {
 
@@ -29,6 +29,21 @@ const Layer* find_layer(std::string_view name) {
   return nullptr;
 }
 
+namespace {
+
+// Other words for the same option, as papers and libraries have them.
+std::string option_word(const std::string& key) {
+  static constexpr std::pair<const char*, const char*> kWords[] = {
+      {"num_heads", "heads"}, {"n_heads", "heads"},    {"num_kv_heads", "kv_heads"}, {"block_size", "block"},
+      {"num_steps", "steps"}, {"is_causal", "causal"}, {"rope_theta", "rope_base"}};
+  for (const auto& [word, option] : kWords) {
+    if (key == word) return option;
+  }
+  return key;
+}
+
+}  // namespace
+
 FileFacts facts_of(const SafetensorsFile& file) {
   FileFacts facts;
   for (const auto& [key, value] : file.metadata()) facts.metadata.push_back({key, value});
@@ -51,6 +66,9 @@ int64_t FileFacts::size(std::string_view tensor, int dimension) const {
 std::string FileFacts::text(std::string_view key, std::string_view otherwise) const {
   for (const Setting& entry : metadata) {
     if (entry.name == key) return entry.text;
+  }
+  for (const Setting& entry : metadata) {
+    if (option_word(entry.name) == key) return entry.text;
   }
   return std::string(otherwise);
 }
@@ -118,6 +136,7 @@ const Layer* layer_of_file(std::string_view mechanism, std::string_view operatio
     for (const LayerFile& file : layer->files) {
       if (file.mechanism != mechanism || file.operation != operation) continue;
       if (!file.marker.empty() && !facts.has(file.marker)) continue;
+      if (!file.needs.empty() && !facts.tensors.empty() && !facts.has(file.needs)) continue;
       *form = &file;
       return layer;
     }
@@ -132,9 +151,12 @@ Status options_of_file(const Layer& layer, const LayerFile& form, const FileFact
   for (const Setting& entry : facts.metadata) {
     if (entry.name == "mechanism" || entry.name == "operator" || entry.name == "format" || entry.name == "seed") continue;
     const auto name = std::find_if(form.names.begin(), form.names.end(), [&](const auto& n) { return n.first == entry.name; });
-    const std::string option = name == form.names.end() ? entry.name : name->second;
+    std::string option = name == form.names.end() ? entry.name : name->second;
     if (option.empty()) continue;
+    if (layer.options.find_option(option) == nullptr) option = option_word(option);
     if (layer.options.find_option(option) == nullptr) {
+      // What a layer cannot be told, but what it is: off, or causal by nature.
+      if (entry.text == "0" || entry.text == "none" || (entry.name == "causal" && entry.text == "1")) continue;
       return bad_input(layer.name() + ": the metadata has '" + entry.name + "', which is no option of the layer");
     }
     options->push_back({option, entry.text});

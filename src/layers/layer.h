@@ -49,7 +49,8 @@ struct LayerFile {
   std::vector<std::pair<std::string, std::string>> names;  // (key of the metadata, option); an empty option: it is read below
   void (*options)(const FileFacts& facts, std::vector<Setting>* settings) = nullptr;
   std::string input = "x", output = "out";
-  std::string marker;  // a tensor that such a file has, when the operator alone does not tell
+  std::string marker;  // a tensor that such a file has beside those of the operator, which is checked too
+  std::string needs;   // a tensor that tells it from other layers' files of the same operator, where tensors are known
 };
 
 struct Layer {

@@ -11,6 +11,8 @@
 
 #include "capi/linnet_c.h"
 #include "check/tensor.h"
+#include "core/log.h"
+#include "core/tolerance.h"
 #include "layers/cost.h"
 #include "layers/describe.h"
 #include "layers/expression.h"
@@ -52,6 +54,10 @@ const Case kCases[] = {
     {"retention", "hidden=12 heads=2"},
     {"retention", "hidden=12 heads=3 rope=half norm=1 eps=1e-5 gate=0"},
     {"simple_gla", "hidden=8 heads=2"},
+    {"normalised_attention", "hidden=8 heads=2"},
+    {"normalised_attention", "hidden=8 heads=2 taps=3 normaliser=sum map=elu1"},
+    {"normalised_attention", "hidden=8 heads=2 taps=3 normaliser=softmax"},
+    {"normalised_attention", "hidden=8 heads=2 key=3 value=5 map=elu1 normaliser=softplus scaled=1 offset=2"},
     {"gated_linear_attention", "hidden=8 heads=2 rank=3"},
     {"gated_linear_attention", "hidden=8 heads=4 kv_heads=2 key=3 value=4 rank=3 taps=3 gate_bias=1 clamp=-0.1"},
     {"deltanet", "hidden=8 heads=2"},
@@ -61,11 +67,13 @@ const Case kCases[] = {
     {"gated_deltanet", "hidden=8 heads=2 value_heads=4 key=3 value=5 gate=0 taps=2 double=1"},
     {"kda", "hidden=8 heads=2 key=3 value=4"},
     {"kda", "hidden=8 heads=2 key=3 value=4 lower=-5 gate=0"},
+    {"short_conv", "hidden=6"},
+    {"short_conv", "hidden=6 taps=1 bias=1"},
     {"mamba1", "hidden=6 state=4"},
     {"mamba1", "hidden=6 state=4 inner=10 rank=2 taps=3 bias=1 conv_bias=0 skip=0"},
     {"mamba2", "hidden=6 head=3 state=4"},
     {"mamba2", "hidden=8 head=4 state=3 groups=2 norm_before_gate=1 skip_per_channel=1 dt_max=0.5"},
-    {"mamba2", "hidden=6 head=3 state=4 norm=0"},
+    {"mamba2", "hidden=6 head=3 state=4 norm=0 step_low=0.1 step_high=1 rate_low=0.05 rate_high=0.5"},
     {"metala_attention", "hidden=8 heads=2"},
     {"metala_attention", "hidden=8 heads=2 taps=2 aug=linear gate_bias=0"},
     {"metala_attention", "hidden=8 heads=2 taps=0 aug=none gate=0"},
@@ -80,6 +88,7 @@ const Case kCases[] = {
     {"free_energy_mixer", "hidden=8 heads=2 conv_hidden=3"},
     {"free_energy_mixer", "hidden=8 heads=2 prior=linear conv_hidden=3 rope=interleaved"},
     {"free_energy_mixer", "hidden=8 heads=2 prior=gated conv=0"},
+    {"free_energy_mixer", "hidden=8 heads=2 prior=gated conv_hidden=3", 83},
     {"free_energy_mixer", "hidden=8 heads=2 prior=aft conv_hidden=3 gate=0"},
     {"free_energy_mixer", "hidden=8 heads=2 prior=ssm rank=3 conv_hidden=3"},
     {"free_energy_mixer", "hidden=8 heads=2 lse=0 conv=0"},
@@ -102,22 +111,38 @@ const Case kCases[] = {
     {"linear_attention", "hidden=8 heads=2 map=dpfp dpfp_nu=2"},
     {"linear_attention", "hidden=8 heads=2 map=taylor"},
     {"linear_attention", "hidden=8 heads=2 map=product norm=rms"},
-    {"linear_attention", "hidden=8 heads=2 map=exp", 9, false},
-    {"linear_attention", "hidden=8 heads=2 map=favor features=5", 9, false},
+    {"linear_attention", "hidden=8 heads=2 map=exp", 17},
+    {"linear_attention", "hidden=8 heads=2 map=favor features=5", 17},
+    {"linear_attention", "hidden=8 heads=2 map=favor features=20", 83},
+    {"linear_attention", "hidden=8 heads=2 map=favor_hyp features=3", 83},
+    {"linear_attention", "hidden=8 heads=2 map=efficient", 83},
+    {"linear_attention", "hidden=8 heads=2 map=exp", 83},
+    {"linear_attention", "hidden=8 heads=2 map=focused", 83},
+    {"linear_attention", "hidden=8 heads=2 map=exp key_top=global", 9, false},
     {"linear_attention", "hidden=8 heads=2 causal=0", 9, false},
     {"taylor_attention", "hidden=8 heads=2 key=2 value=4"},
     {"taylor_attention", "hidden=8 heads=2 mode=compact"},
     {"taylor_attention", "hidden=8 heads=2 mode=compact_l2"},
     {"qt_attention", "hidden=8 dim=4 tokens=9", 9, false},
+    {"qt_attention", "hidden=8 dim=4 tokens=9 taps=0", 9, false},
+    {"qt_attention", "hidden=8 dim=4 height=3 width=5 taps=3", 15, false},
     {"inline_attention", "hidden=8 heads=2 height=2 width=4 prefix=1", 9, false},
     {"inline_attention", "hidden=8 heads=2 residual=0 causal=1 kernel=relu"},
     {"monarch_attention", "hidden=8 heads=2 block=3 causal=1"},
+    {"monarch_attention", "hidden=8 heads=2 block=7 causal=1", 83},
+    {"monarch_attention", "hidden=8 heads=2 block=7 causal=1", 84},
     {"monarch_attention", "hidden=8 heads=2 steps=2", 9, false},
     {"hierarchical_attention", "hidden=8 heads=2 arity=2"},
+    {"hierarchical_attention", "hidden=8 heads=2 arity=3", 83},
+    {"hierarchical_attention", "hidden=8 heads=2 arity=4 include_self=0", 256},
     {"hierarchical_attention", "hidden=8 heads=2 arity=3 tie=prefix"},
     {"hierarchical_attention", "hidden=8 heads=2 tie=block causal=0 branching=2,4 head_norm=1 residual=1", 9, false},
     {"distilled_attention", "hidden=8 heads=2 features=6 rope=half"},
-    {"hybrid_attention", "hidden=8 heads=2 window=4", 11, false},
+    {"distilled_attention", "hidden=8 heads=4 kv_heads=2 features=6 balanced=1", 41},
+    {"hybrid_attention", "hidden=8 heads=2 window=4"},
+    {"hybrid_attention", "hidden=8 heads=2 window=1 rope=half", 17},
+    {"hybrid_attention", "hidden=8 heads=2 window=16", 91},
+    {"hybrid_attention", "hidden=8 heads=2 window=40 form=terraced", 131},
     {"softmax_attention", "hidden=16 heads=4 kv_heads=2 window=6,-1 prefix=3", 151},
     {"softmax_attention", "hidden=8 heads=2 window=0,-1", 131},
     {"softmax_attention", "hidden=8 heads=2 window=100,-1 prefix=1 position=G1", 301},
@@ -127,14 +152,19 @@ const Case kCases[] = {
      false},
     {"converted_attention", "hidden=16 heads=4 kv_heads=2 mechanism=distill features=5 qk_norm=rms"},
     {"converted_attention", "hidden=16 heads=4 mechanism=distill features=5 causal=0 scale=0.3", 9, false},
-    {"converted_attention", "hidden=12 heads=4 kv_heads=2 mechanism=hybrid window=4 key=4", 11, false},
+    {"converted_attention", "hidden=12 heads=4 kv_heads=2 mechanism=hybrid window=4 key=4", 27},
+    {"converted_attention", "hidden=12 heads=4 kv_heads=2 mechanism=hybrid-exact window=4 sinks=2 features=5 key=4", 131},
+    {"converted_attention", "hidden=12 heads=3 mechanism=hybrid-exact window=1 scale=0.3", 27},
+    {"converted_attention", "hidden=12 heads=4 kv_heads=2 mechanism=hedgehog features=3 key=4"},
+    {"converted_attention", "hidden=12 heads=4 kv_heads=2 mechanism=t2r features=5 key=4 qk_norm=rms", 131},
+    {"converted_attention", "hidden=12 heads=3 mechanism=hedgehog causal=0", 9, false},
     {"converted_attention", "hidden=12 heads=4 kv_heads=2 mechanism=gdn window=0 key=4"},
     {"converted_attention",
      "hidden=12 heads=4 kv_heads=2 mechanism=gdn window=5 sinks=1 key=4 rope_scaling=linear rope_factor=2", 131},
     {"converted_attention", "hidden=12 heads=4 kv_heads=2 mechanism=gla window=5 key=4", 131},
     {"converted_attention", "hidden=12 heads=4 kv_heads=2 mechanism=monarch causal=0 steps=2 key=4", 9, false},
     {"converted_attention", "hidden=12 heads=4 kv_heads=2 mechanism=hierarchical causal=0 arity=2 key=4", 9, false},
-    {"hybrid_attention", "hidden=8 heads=2 window=3 form=terraced features=3", 11, false},
+    {"hybrid_attention", "hidden=8 heads=2 window=3 form=terraced features=3"},
 };
 
 std::string line(const Case& c) { return std::string(c.layer) + " " + c.options; }
@@ -186,6 +216,32 @@ TEST(Layers, EveryLayerStandsInTheTable) {
   }
 }
 
+// What takes the tokens of a prompt one by one says so, once.
+TEST(Layers, SlowPromptsAreLogged) {
+  static std::vector<std::string> said;
+  set_log_hook([](const char* sentence, void*) { said.emplace_back(sentence); }, nullptr);
+  const auto prompts = [](const char* layer, const std::vector<Setting>& options) {
+    Record record;
+    ASSERT_TRUE(record_layer(*find_layer(layer), options, &record).ok());
+    Runner runner;
+    ASSERT_TRUE(Runner::make(std::move(record), {}, &runner).ok());
+    ASSERT_TRUE(runner.bind_initial(1).ok());
+    in_steps(&runner, random_tensor({1, 32, 8}, 1, Dtype::f32), {16, 16});
+  };
+  prompts("monarch_attention", {{"hidden", "8"}, {"heads", "2"}, {"block", "4"}, {"causal", "1"}});
+  prompts("monarch_attention", {{"hidden", "8"}, {"heads", "2"}, {"block", "4"}, {"causal", "1"}});
+  prompts("hierarchical_attention", {{"hidden", "8"}, {"heads", "2"}, {"tie", "prefix"}});
+  prompts("linear_attention", {{"hidden", "8"}, {"heads", "2"}, {"map", "exp"}});
+  set_log_hook(nullptr, nullptr);
+  ASSERT_EQ(said.size(), 2U);
+  EXPECT_EQ(said[0],
+            "monarch_attention: monarch_decode takes the tokens of a prompt one by one where tokens came before them, "
+            "which is slow for many");
+  EXPECT_EQ(said[1],
+            "hierarchical_attention: hierarchical_decode takes the tokens of a prompt one by one where tie is prefix, "
+            "which is slow for many");
+}
+
 TEST(Layers, AtOnceInPiecesAndTokenByToken) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(line(c));
@@ -208,6 +264,7 @@ TEST(Layers, AtOnceInPiecesAndTokenByToken) {
       if (!c.decodes) continue;
       EXPECT_LT(rms_error(in_steps(&runner, x, {T}), whole), gate) << "a prompt with a state";
       EXPECT_LT(rms_error(in_steps(&runner, x, {T - 6, 5, 1}), whole), gate) << "pieces";
+      EXPECT_LT(rms_error(in_steps(&runner, x, {T / 2, T - T / 2}), whole), gate) << "halves";
       EXPECT_LT(rms_error(in_steps(&runner, x, std::vector<int64_t>(static_cast<size_t>(T), 1)), whole), gate) << "tokens";
       // Two sessions of different lengths in one call.
       State a, b;
@@ -220,7 +277,8 @@ TEST(Layers, AtOnceInPiecesAndTokenByToken) {
         both.set(i, x.get((T - 1) * hidden + i));
         both.set(hidden + i, x.get((T + T - 2) * hidden + i));
       }
-      State copy = a.copy();
+      State copy;
+      ASSERT_TRUE(a.copy(&copy).ok());
       const Tensor next = run(&runner, both, {&a, &b});
       const int64_t O = next.sizes[2];
       for (int64_t i = 0; i < O; ++i) {
@@ -230,6 +288,41 @@ TEST(Layers, AtOnceInPiecesAndTokenByToken) {
       }
       EXPECT_EQ(copy.position(), T - 1);
     }
+  }
+}
+
+// Softmax in bf16 inside a layer in f32: near the exact layer however the tokens come, and half the cache. Operands and result
+// are rounded on their own: twice the gate of an operator that rounds what it multiplies.
+const double kNarrowAttention = 2 * rms_gate(Dtype::bf16, Pass::forward, Against::reference, false, 0, Rounding::matrix_units);
+TEST(Layers, AttentionInFewerBits) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(line(c));
+    Record record;
+    ASSERT_TRUE(record_layer(*find_layer(c.layer), settings(c.options), &record).ok());
+    const bool softmax = std::any_of(record.steps.begin(), record.steps.end(),
+                                     [](const Step& step) { return step.kind == StepKind::op && step.op->name == "softmax"; });
+    const int64_t hidden = record.values[static_cast<size_t>(record.inputs[0])].shape[2], T = c.tokens;
+    Runner exact, wide, narrow;
+    ASSERT_TRUE(Runner::make(record, {.activations = Dtype::f64}, &exact).ok());
+    ASSERT_TRUE(Runner::make(record, {}, &wide).ok());
+    ASSERT_TRUE(Runner::make(record, {.attention = Dtype::bf16}, &narrow).ok());
+    for (Runner* runner : {&exact, &wide, &narrow}) bind_noisy(runner);
+    const Tensor x = random_tensor({2, T, hidden}, 1, Dtype::f32), want = run(&exact, random_tensor({2, T, hidden}, 1));
+    const Tensor whole = run(&narrow, x);
+    if (!softmax) {
+      EXPECT_EQ(rms_error(whole, run(&wide, x)), 0);
+      continue;
+    }
+    EXPECT_GT(rms_error(whole, want), 1e-6);
+    EXPECT_LT(rms_error(whole, want), kNarrowAttention);
+    if (!c.decodes) continue;
+    EXPECT_LT(rms_error(in_steps(&narrow, x, {T}), want), kNarrowAttention) << "a prompt with a state";
+    EXPECT_LT(rms_error(in_steps(&narrow, x, {T - 6, 5, 1}), want), kNarrowAttention) << "pieces";
+    EXPECT_LT(rms_error(in_steps(&narrow, x, std::vector<int64_t>(static_cast<size_t>(T), 1)), want), kNarrowAttention);
+    int64_t many = 0, few = 0;
+    ASSERT_TRUE(state_bytes(record, 1 << 12, Dtype::f32, &many).ok());
+    ASSERT_TRUE(state_bytes(record, 1 << 12, Dtype::f32, &few, Dtype::bf16).ok());
+    EXPECT_LT(few, many);
   }
 }
 

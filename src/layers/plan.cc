@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/cuda/driver.h"
 #include "core/half.h"
 #include "core/isa.h"
+#include "core/log.h"
 #include "layers/expression.h"
+#include "layers/map_cuda.h"
+#include "layers/memory.h"
 
 namespace linnet::layers {
 namespace {
@@ -55,11 +59,18 @@ const TensorDecl* initial_of(const Op& op, const std::string& state) {
 
 using MapForward = void (*)(const MapCall&, const Launch&);
 using MapWorkspace = int64_t (*)(const MapCall&, int);
-Status map_kernel(MapForward* forward, MapWorkspace* workspace) {
+Status map_kernel(Device device, MapForward* forward, MapWorkspace* workspace) {
+  if (device == Device::cuda) {
+    *forward = cuda::map_forward, *workspace = cuda::map_workspace;
+    return {};
+  }
   Isa isa;
   LINNET_TRY(isa_choice(&isa));
-  *forward = portable::map_forward;
-  *workspace = portable::map_workspace;
+#if defined(LINNET_HAS_portable)
+  *forward = portable::map_forward, *workspace = portable::map_workspace;
+#else
+  *forward = LINNET_ONLY::map_forward, *workspace = LINNET_ONLY::map_workspace;  // this build has one instruction set
+#endif
 #if defined(LINNET_HAS_avx2)
   if (isa >= Isa::avx2) *forward = avx2::map_forward, *workspace = avx2::map_workspace;
 #endif
@@ -83,7 +94,12 @@ Dtype PlanBuilder::dtype_of(const ValueInfo& info) const {
 View PlanBuilder::dense_view(const ValueInfo& info, void* data) const {
   int64_t sizes[kMaxRank];
   for (size_t i = 0; i < info.shape.size(); ++i) sizes[i] = size_of(info.shape[i]);
-  return View::dense(data, dtype_of(info), sizes, static_cast<int>(info.shape.size()));
+  return placed(data, dtype_of(info), sizes, static_cast<int>(info.shape.size()));
+}
+View PlanBuilder::placed(void* data, Dtype dtype, const int64_t* sizes, int rank) const {
+  View view = View::dense(data, dtype, sizes, rank);
+  view.device = options_.device;
+  return view;
 }
 
 int PlanBuilder::root_of(int id) const {
@@ -191,7 +207,17 @@ int64_t PlanBuilder::layout(const Shape4Call& call, bool keep_values) {
     }
     states = std::max(states, bytes);
   }
-  return temporary_ + states;
+  narrow_ = temporary_ + aligned(states);
+  int64_t operands = 0;
+  for (const Step& step : record_.steps) {
+    if (attention_type(step, options_.activations, options_.attention) == options_.activations) continue;
+    int64_t bytes = aligned(bytes_of(dense_view(record_.values[static_cast<size_t>(step.result)], nullptr)));
+    for (const auto& [name, id] : step.inputs) {
+      bytes += aligned(bytes_of(dense_view(record_.values[static_cast<size_t>(id)], nullptr)));
+    }
+    operands = std::max(operands, bytes);
+  }
+  return narrow_ + operands;
 }
 
 // ---- views ------------------------------------------------------------------------------------------------------------------
@@ -301,7 +327,7 @@ void PlanBuilder::patch(int id, const View& view, void** address) {
 // ---- steps ------------------------------------------------------------------------------------------------------------------
 
 Status PlanBuilder::add_op(const Step& step, const Op& op, const std::vector<Setting>& settings, const Piece* piece,
-                           int piece_index, const std::vector<Extra>& extras) {
+                           int piece_index, const std::vector<Extra>& extras, const View* elsewhere) {
   const auto about = [&](const Status& status) {
     return status.ok() ? status : Status(status.code(), record_.name + ": " + step.name + ": " + status.message());
   };
@@ -326,7 +352,9 @@ Status PlanBuilder::add_op(const Step& step, const Op& op, const std::vector<Set
     LINNET_TRY(about(call.set(run->find_input("scales") != nullptr ? "scales" : "scale", packed->packed.scale)));
     if (packed->packed.offset.given()) LINNET_TRY(about(call.set("offset", packed->packed.offset)));
     LINNET_TRY(about(call.set_option("bits", packed->packed.bits == 4 ? "4" : "8")));
-    if (run->find_option("rounding") != nullptr) LINNET_TRY(about(call.set_option("rounding", packed->packed.rounding)));
+    if (run->find_option("rounding") != nullptr) {
+      LINNET_TRY(about(call.set_option("rounding", packed->packed.rounding)));
+    }
   }
   const auto skipped = [&](const std::string& name) {
     if (packed != nullptr && (name == "weight" || name == "table")) return true;
@@ -344,11 +372,12 @@ Status PlanBuilder::add_op(const Step& step, const Op& op, const std::vector<Set
     LINNET_TRY(about(call.set_option("outputs", std::to_string(outputs))));
   }
   for (const Extra& extra : extras) LINNET_TRY(about(call.set(extra.name, extra.view)));
-  LINNET_TRY(about(call.set(step.output, sliced(step.result, piece))));
+  const std::string output = run->find_output(step.output) != nullptr ? step.output : "out";  // a decode form may have one
+  const View result = elsewhere != nullptr ? *elsewhere : sliced(step.result, piece);
+  LINNET_TRY(about(call.set(output, result)));
   LINNET_TRY(about(call.prepare()));
   View expected;
-  LINNET_TRY(about(call.output_view(step.output, &expected)));
-  const View result = sliced(step.result, piece);
+  LINNET_TRY(about(call.output_view(output, &expected)));
   const bool any_type = op.name == "embedding";  // of its table's type or f32, as the caller wants it
   bool same = expected.rank == result.rank && (expected.dtype == result.dtype || any_type);
   for (int i = 0; same && i < result.rank; ++i) same = expected.size[i] == result.size[i];
@@ -358,7 +387,7 @@ Status PlanBuilder::add_op(const Step& step, const Op& op, const std::vector<Set
   }
   const Context context{.executor = executor_, .impl = options_.impl.empty() ? nullptr : options_.impl.c_str()};
   auto ready = std::make_unique<Plan::ReadyOp>();
-  LINNET_TRY(about(choose_impl(*run, Pass::forward, context, Device::cpu, call.prepared_args(), nullptr, &ready->impl)));
+  LINNET_TRY(about(choose_impl(*run, Pass::forward, context, options_.device, call.prepared_args(), nullptr, &ready->impl)));
   ready->args_bytes = static_cast<size_t>(aligned(static_cast<int64_t>(run->args_bytes)));
   ready->memory.reset(new char[ready->args_bytes + run->out_bytes]);
   std::memcpy(ready->args(), call.prepared_args(), run->args_bytes);
@@ -379,7 +408,7 @@ Status PlanBuilder::add_op(const Step& step, const Op& op, const std::vector<Set
       plan_->patches_.push_back({Plan::Root::state, piece_index, extra.state, 0, &address(extra.name)->data});
     }
   }
-  patch(step.result, *address(step.output), &address(step.output)->data);
+  if (elsewhere == nullptr) patch(step.result, *address(output), &address(output)->data);
   if (position != nullptr && piece != nullptr) {
     plan_->position_patches_.push_back(
         {piece_index, reinterpret_cast<int64_t*>(static_cast<char*>(ready->args()) + position->offset)});
@@ -387,6 +416,37 @@ Status PlanBuilder::add_op(const Step& step, const Op& op, const std::vector<Set
   plan_->actions_.push_back({Plan::Kind::op, static_cast<int>(plan_->ops_.size())});
   plan_->ops_.push_back(std::move(ready));
   return {};
+}
+
+// Numbers of another type, on all threads.
+Status PlanBuilder::add_cast(const View& from, int from_id, const View& to, int to_id) {
+  if (to.elements() == 0) return {};
+  MapProgram identity;
+  LINNET_TRY(parse_map("x", {"x"}, &identity));
+  return add_map(identity, {{from, from_id}}, to, to_id, nullptr, -1);
+}
+
+Status PlanBuilder::add_attention(const Step& step, const Op& op, const std::vector<Setting>& settings, const Piece* piece,
+                                  int piece_index, std::vector<Extra> extras) {
+  const Dtype dtype = attention_type(step, options_.activations, options_.attention);
+  if (dtype == options_.activations) return add_op(step, op, settings, piece, piece_index, extras);
+  char* place = arena_ + narrow_;
+  const auto narrow = [&](const View& wide) {
+    const View view = placed(place, dtype, wide.size, wide.rank);
+    place += aligned(bytes_of(view));
+    return view;
+  };
+  for (const auto& [name, id] : step.inputs) {
+    const std::string& input = name;
+    const bool given = std::any_of(extras.begin(), extras.end(), [&](const Extra& extra) { return extra.name == input; });
+    if (given || op.find_input(name)->element != Element::io) continue;
+    const View wide = sliced(id, piece), view = narrow(wide);
+    LINNET_TRY(add_cast(wide, id, view, -1));
+    extras.push_back({name, view});
+  }
+  const View wide = sliced(step.result, piece), result = narrow(wide);
+  LINNET_TRY(add_op(step, op, settings, piece, piece_index, extras, &result));
+  return add_cast(result, -1, wide, step.result);
 }
 
 Status PlanBuilder::add_map(const MapProgram& program, const std::vector<std::pair<View, int>>& inputs, const View& out,
@@ -429,6 +489,12 @@ Status PlanBuilder::add_map(const MapProgram& program, const std::vector<std::pa
       positions->f32.resize(static_cast<size_t>(tokens));
     }
     void* data = wide ? static_cast<void*>(positions->f64.data()) : positions->f32.data();
+    if (options_.device == Device::cuda) {
+      plan_->gpu_memory_.emplace_back();
+      LINNET_TRY(take_memory(Device::cuda, tokens * 4, &plan_->gpu_memory_.back()));
+      positions->on_gpu = reinterpret_cast<float*>(plan_->gpu_memory_.back().get());
+      data = positions->on_gpu;
+    }
     call.input[count] = {data, wide ? Dtype::f64 : Dtype::f32, {}};
     strides[count][1] = 1;
     plan_->positions_.push_back(std::move(positions));
@@ -464,7 +530,7 @@ Status PlanBuilder::add_map(const MapProgram& program, const std::vector<std::pa
     call.out.stride[d] = result[static_cast<size_t>(d)];
   }
   MapWorkspace workspace = nullptr;
-  LINNET_TRY(map_kernel(&ready->forward, &workspace));
+  LINNET_TRY(map_kernel(options_.device, &ready->forward, &workspace));
   plan_->workspace_ = std::max(plan_->workspace_, workspace(call, executor_->workers()));
   for (size_t i = 0; i < count; ++i) {
     if (inputs[i].second >= 0) patch(inputs[i].second, inputs[i].first, &call.input[i].data);
@@ -509,7 +575,9 @@ Status PlanBuilder::add_bounded(const Step& step, const Piece& piece, int number
     const StateTensor& tensor = tensors[static_cast<size_t>(i)];
     if (tensor.input != "lengths") continue;
     lengths = tensor.view;
-    held = static_cast<const int64_t*>(lengths.data)[0];
+    View first = lengths;
+    first.size[0] = 1;
+    LINNET_TRY(get_bytes(first, &held));
   }
   const int64_t first = std::min(held, bound.prefix), recent = std::min(held - first, bound.left);
   const int64_t all = first + recent + piece.tokens;
@@ -524,26 +592,49 @@ Status PlanBuilder::add_bounded(const Step& step, const Piece& piece, int number
     const std::string input = tensor.input.substr(0, tensor.input.size() - 6);
     const auto entry =
         std::find_if(step.inputs.begin(), step.inputs.end(), [&](const auto& named) { return named.first == input; });
-    View joined = sliced(entry->second, &piece);
-    if (held > 0) {
+    const View fresh = sliced(entry->second, &piece);
+    View joined = fresh;
+    if (held > 0 || cache.dtype != fresh.dtype) {
       int64_t sizes[kMaxRank];
       std::copy_n(cache.size, cache.rank, sizes);
       sizes[1] = all;
-      joined = View::dense(place, cache.dtype, sizes, cache.rank);
+      joined = placed(place, cache.dtype, sizes, cache.rank);
       place += aligned(bytes_of(joined));
       add_copy(rows_of(cache, 0, first), rows_of(joined, 0, first));
       add_copy(rows_of(cache, held - recent, recent), rows_of(joined, first, recent));
-      add_copy(sliced(entry->second, &piece), rows_of(joined, first + recent, piece.tokens));
+      LINNET_TRY(add_cast(fresh, entry->second, rows_of(joined, first + recent, piece.tokens), -1));
       extras.push_back({input, joined});
     }
     after.emplace_back(rows_of(joined, 0, kept_first), rows_of(cache, 0, kept_first));
     after.emplace_back(rows_of(joined, all - kept, kept), rows_of(cache, kept_first, kept));
   }
-  LINNET_TRY(add_op(step, *step.op, step.options, &piece, number, extras));
+  LINNET_TRY(add_attention(step, *step.op, step.options, &piece, number, extras));
   for (const auto& [from, to] : after) add_copy(from, to);
   add_lengths(lengths, number, kept_first + kept);
   return {};
 }
+
+namespace {
+
+std::string setting_of(const std::vector<Setting>& settings, std::string_view name) {
+  for (const Setting& setting : settings) {
+    if (setting.name == name) return setting.text;
+  }
+  return "";
+}
+
+// Why a decode operator takes the tokens of a prompt one by one; null: it takes them in chunks (docs/layers.md, limits).
+const char* one_by_one(const Continuation& next, int64_t position) {
+  const std::string& op = next.op->name;
+  if (op == "monarch_decode" && position > 0) return "tokens came before them";
+  if (op == "hierarchical_decode" && setting_of(next.options, "tie") != "row") return "tie is prefix";
+  if (op == "hierarchical_decode" && position > 0) return "tokens came before them";
+  if (op == "features_decode" && setting_of(next.options, "map") == "cosformer") return "map is cosformer";
+  const std::string prior = op == "fem_read_decode" ? setting_of(next.options, "prior") : "";
+  return prior == "aft" ? "prior is aft" : prior == "ssm" ? "prior is ssm" : nullptr;
+}
+
+}  // namespace
 
 PlanBuilder::Memory PlanBuilder::memory_of(const Op& op, const Piece& piece, const std::vector<int>& states) const {
   if (call_->decode) return Memory::decode;
@@ -570,7 +661,7 @@ Status PlanBuilder::add_memory_step(int index, const Step& step) {
   if (!call_->with_states) {
     const bool packed = !call_->offsets.empty();
     const bool takes_offsets = op.find_input("cu_seqlens") != nullptr || op.find_input("cu_seqlens_q") != nullptr;
-    if (!packed) return add_op(step, op, step.options, nullptr, 0, {});
+    if (!packed) return add_attention(step, op, step.options, nullptr, 0, {});
     if (takes_offsets) {
       const int64_t count = static_cast<int64_t>(plan_->offsets_.size());
       const View offsets = View::dense(plan_->offsets_.data(), Dtype::i64, {count});
@@ -578,11 +669,11 @@ Status PlanBuilder::add_memory_step(int index, const Step& step) {
       for (const char* name : {"cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"}) {
         if (op.find_input(name) != nullptr) extras.push_back({name, offsets});
       }
-      return add_op(step, op, step.options, nullptr, 0, extras);
+      return add_attention(step, op, step.options, nullptr, 0, extras);
     }
     for (size_t p = 0; p < call_->pieces.size(); ++p) {
       const Piece& piece = call_->pieces[p];
-      if (piece.tokens > 0) LINNET_TRY(add_op(step, op, step.options, &piece, static_cast<int>(p), {}));
+      if (piece.tokens > 0) LINNET_TRY(add_attention(step, op, step.options, &piece, static_cast<int>(p), {}));
     }
     return {};
   }
@@ -601,8 +692,13 @@ Status PlanBuilder::add_memory_step(int index, const Step& step) {
     std::vector<Extra> extras;
     switch (memory_of(op, piece, states)) {
       case Memory::decode: {
+        const char* why = call_->decode ? nullptr : one_by_one(next, piece.position);
+        if (why != nullptr) {
+          log_once(record_.name + ": " + next.op->name + " takes the tokens of a prompt one by one where " + why +
+                   ", which is slow for many");
+        }
         for (const int i : states) extras.push_back({tensor(i).input, tensor(i).view, i});
-        LINNET_TRY(add_op(step, *next.op, next.options, &piece, number, extras));
+        LINNET_TRY(add_attention(step, *next.op, next.options, &piece, number, extras));
         break;
       }
       case Memory::states:
@@ -613,7 +709,7 @@ Status PlanBuilder::add_memory_step(int index, const Step& step) {
           const View& state = tensor(i).view;
           const TensorDecl* initial = initial_of(op, tensor(i).input);
           if (initial != nullptr) extras.push_back({initial->name, state});
-          const View result = View::dense(place, state.dtype, state.size, state.rank);
+          const View result = placed(place, state.dtype, state.size, state.rank);
           place += aligned(bytes_of(state));
           extras.push_back({final_of(op, tensor(i).input)->name, result});
           copies.emplace_back(result, state);
@@ -641,11 +737,11 @@ Status PlanBuilder::add_memory_step(int index, const Step& step) {
           View target = cache;
           target.data = at(cache, piece.position * cache.stride[1]);
           target.size[1] = piece.tokens;
-          add_copy(fresh, target);
+          LINNET_TRY(add_cast(fresh, entry->second, target, -1));
           cache.size[1] = piece.position + piece.tokens;
-          if (piece.position > 0) extras.push_back({input, cache});
+          if (piece.position > 0 || cache.dtype != fresh.dtype) extras.push_back({input, cache});
         }
-        LINNET_TRY(add_op(step, op, step.options, &piece, number, extras));
+        LINNET_TRY(add_attention(step, op, step.options, &piece, number, extras));
         break;
       }
     }
@@ -700,7 +796,8 @@ Status PlanBuilder::build(const Shape4Call& call, char* arena, Plan* plan) {
   arena_ = arena;
   plan_ = plan;
   plan->offsets_ = call.offsets;
-  plan->folded_.reset(new char[static_cast<size_t>(folded_bytes_ + kAlign)]);
+  plan->device_ = options_.device;
+  LINNET_TRY(take_memory(options_.device, folded_bytes_ + kAlign, &plan->folded_));
   constants_.assign(record_.values.size(), View());
   for (size_t i = 0; i < record_.values.size(); ++i) {
     const ValueInfo& info = record_.values[i];
@@ -708,9 +805,17 @@ Status PlanBuilder::build(const Shape4Call& call, char* arena, Plan* plan) {
     const size_t count = std::max<size_t>(info.table.size(), 1);
     plan->constants_.push_back(std::make_unique<std::vector<double>>(count));
     View view = dense_view(info, plan->constants_.back()->data());
+    view.device = Device::cpu;
     for (size_t j = 0; j < info.table.size(); ++j) store_f64(view.data, view.dtype, static_cast<int64_t>(j), info.table[j]);
+    if (info.table.empty()) store_f64(view.data, view.dtype, 0, info.constant);
+    if (options_.device == Device::cuda) {
+      plan->gpu_memory_.emplace_back();
+      LINNET_TRY(take_memory(Device::cuda, static_cast<int64_t>(count) * 8, &plan->gpu_memory_.back()));
+      LINNET_TRY(cuda::copy_to_device(plan->gpu_memory_.back().get(), view.data, static_cast<int64_t>(count) * 8));
+      view.data = plan->gpu_memory_.back().get();
+      view.device = Device::cuda;
+    }
     if (info.table.empty()) {
-      store_f64(view.data, view.dtype, 0, info.constant);
       for (int d = 0; d < view.rank; ++d) view.stride[d] = 0;
     }
     constants_[i] = view;
@@ -741,7 +846,7 @@ Status PlanBuilder::build(const Shape4Call& call, char* arena, Plan* plan) {
 
 // ---- a run ------------------------------------------------------------------------------------------------------------------
 
-void Plan::run(const Shape4Call& call, Executor* executor, char* workspace) {
+Status Plan::run(const Shape4Call& call, Executor* executor, char* workspace) {
   for (const Patch& patch : patches_) {
     const void* base = nullptr;
     switch (patch.root) {
@@ -759,20 +864,29 @@ void Plan::run(const Shape4Call& call, Executor* executor, char* workspace) {
   for (const PositionPatch& patch : position_patches_) {
     *patch.option = call.pieces[static_cast<size_t>(patch.piece)].position;
   }
-  for (const auto& positions : positions_) {
-    const int64_t first = positions->piece < 0 ? 0 : call.pieces[static_cast<size_t>(positions->piece)].position;
-    for (size_t i = 0; i < positions->f32.size(); ++i) positions->f32[i] = static_cast<float>(first + static_cast<int64_t>(i));
-    for (size_t i = 0; i < positions->f64.size(); ++i) positions->f64[i] = static_cast<double>(first + static_cast<int64_t>(i));
-  }
+  const char* error = nullptr;
   Launch launch;
   launch.executor = executor;
   launch.workers = executor->workers();
   launch.workspace = workspace;
+  launch.error = &error;
+  const cuda::Scope scope(device_ == Device::cuda ? workspace : nullptr);
+  if (device_ == Device::cuda) LINNET_TRY(scope.status());
+  for (const auto& positions : positions_) {
+    const int64_t first = positions->piece < 0 ? 0 : call.pieces[static_cast<size_t>(positions->piece)].position;
+    if (positions->on_gpu != nullptr) {
+      cuda::fill_positions(positions->on_gpu, static_cast<int64_t>(positions->f32.size()), first, launch);
+      continue;
+    }
+    for (size_t i = 0; i < positions->f32.size(); ++i) positions->f32[i] = static_cast<float>(first + static_cast<int64_t>(i));
+    for (size_t i = 0; i < positions->f64.size(); ++i) positions->f64[i] = static_cast<double>(first + static_cast<int64_t>(i));
+  }
   if (!ready_) {
     for (const Action& action : once_) run(action, call, launch);
     ready_ = true;
   }
   for (const Action& action : actions_) run(action, call, launch);
+  return error == nullptr ? Status() : impossible(std::string("the CUDA driver refused a kernel: ") + error);
 }
 
 void Plan::run(const Action& action, const Shape4Call& call, const Launch& launch) {
@@ -784,11 +898,18 @@ void Plan::run(const Action& action, const Shape4Call& call, const Launch& launc
       break;
     }
     case Kind::map: maps_[index]->forward(maps_[index]->call, launch); break;
-    case Kind::copy: copy_view(copies_[index]->from, copies_[index]->to); break;
+    case Kind::copy:
+      if (device_ == Device::cuda) {
+        cuda::copy_view(copies_[index]->from, copies_[index]->to, launch);
+      } else {
+        copy_view(copies_[index]->from, copies_[index]->to);
+      }
+      break;
     case Kind::lengths: {
       const Piece& piece = call.pieces[static_cast<size_t>(length_pieces_[index])];
       int64_t* lengths = static_cast<int64_t*>(lengths_[index].data);
       const int64_t value = length_values_[index] < 0 ? piece.position + piece.tokens : length_values_[index];
+      if (device_ == Device::cuda) return cuda::fill_lengths(lengths_[index], value, launch);
       for (int64_t i = 0; i < lengths_[index].size[0]; ++i) lengths[i] = value;
       break;
     }

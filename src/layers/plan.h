@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/call.h"
+#include "core/call/call.h"
 #include "layers/record.h"
 #include "layers/runner.h"
 #include "layers/state.h"
@@ -19,6 +19,7 @@ struct Weight {
   bool quantised = false;
   Quantised packed;
   std::shared_ptr<std::vector<double>> memory;  // of a converted copy
+  std::vector<std::shared_ptr<char>> copies;    // on the GPU
 };
 
 // The part of a call that one State serves, or one packed sequence.
@@ -41,7 +42,7 @@ struct Shape4Call {
 class Plan {
  public:
   // Runs the steps on these tensors and states, which have the plan's shapes.
-  void run(const Shape4Call& call, Executor* executor, char* workspace);
+  Status run(const Shape4Call& call, Executor* executor, char* workspace);
   int64_t workspace_bytes() const { return workspace_; }
   Status view_of(const Record& record, std::string_view name, View* view) const;
 
@@ -86,6 +87,7 @@ class Plan {
     int piece;
     std::vector<float> f32;
     std::vector<double> f64;
+    float* on_gpu = nullptr;  // in place of f32, whose size counts
   };
 
   std::vector<std::unique_ptr<ReadyOp>> ops_;
@@ -96,13 +98,15 @@ class Plan {
   std::vector<int64_t> length_values_;  // -1: position + tokens
   std::vector<Action> actions_;
   std::vector<Action> once_;  // what depends on parameters alone: before the first run
-  std::unique_ptr<char[]> folded_;
+  std::shared_ptr<char> folded_;
   bool ready_ = false;
   std::vector<Patch> patches_;
   std::vector<PositionPatch> position_patches_;
   std::vector<std::unique_ptr<Positions>> positions_;
   std::vector<View> values_;
   std::vector<std::unique_ptr<std::vector<double>>> constants_;
+  std::vector<std::shared_ptr<char>> gpu_memory_;  // of constants and positions
+  Device device_ = Device::cpu;
   std::vector<int64_t> offsets_;
   int64_t workspace_ = 0;
 };
@@ -131,13 +135,19 @@ class PlanBuilder {
   Dtype dtype_of(const ValueInfo& info) const;
   int64_t size_of(int64_t size) const { return size == kB ? call_->batch : size == kT ? call_->tokens : size; }
   View dense_view(const ValueInfo& info, void* data) const;
+  View placed(void* data, Dtype dtype, const int64_t* sizes, int rank) const;  // a dense tensor of the runner's memory
   View value(int id) const;
   View sliced(int id, const Piece* piece) const;
   int root_of(int id) const;
   bool needs_cast(int input) const;
   void find_folded();
+  // result: where the operator's output goes instead of the step's value.
   Status add_op(const Step& step, const Op& op, const std::vector<Setting>& settings, const Piece* piece, int piece_index,
-                const std::vector<Extra>& extras);
+                const std::vector<Extra>& extras, const View* result = nullptr);
+  // The same for a softmax step that runs in fewer bits than the rest: inputs that are no extras are rounded on the way in.
+  Status add_attention(const Step& step, const Op& op, const std::vector<Setting>& settings, const Piece* piece,
+                       int piece_index, std::vector<Extra> extras);
+  Status add_cast(const View& from, int from_id, const View& to, int to_id);
   Status add_map(const MapProgram& program, const std::vector<std::pair<View, int>>& inputs, const View& out, int out_id,
                  const Piece* piece, int piece_index);
   Status add_step(int index);
@@ -157,7 +167,8 @@ class PlanBuilder {
   std::vector<View> constants_;
   std::vector<bool> folded_;  // values that depend on parameters alone
   int64_t folded_bytes_ = 0;
-  int64_t temporary_ = 0;  // where final states of one step lie
+  int64_t temporary_ = 0;  // where final states of one step lie,
+  int64_t narrow_ = 0;     // and rounded operands of a softmax step
   int output_root_ = -1;   // the value that lies in the caller's out
   bool copy_out_ = false;
   char* arena_ = nullptr;

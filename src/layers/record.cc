@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/call.h"
+#include "core/call/call.h"
 #include "layers/expression.h"
 
 namespace linnet::layers {
@@ -147,9 +147,10 @@ int64_t Record::parameter_count() const {
 }
 
 bool is_tokenwise(const Op& op) {
-  static constexpr std::string_view kNames[] = {"dense",      "dense_quantised", "embedding", "embedding_quantised", "rms_norm",
-                                                "layer_norm", "rotary",          "glu",       "activation",          "add",
-                                                "l2_norm",    "rms_norm_gated",  "gated_gate"};
+  static constexpr std::string_view kNames[] = {
+      "dense",    "dense_heads", "dense_quantised", "embedding", "embedding_quantised",
+      "rms_norm", "layer_norm",  "rotary",          "glu",       "activation",
+      "add",      "l2_norm",     "rms_norm_gated",  "gated_gate"};
   return std::find(std::begin(kNames), std::end(kNames), op.name) != std::end(kNames);
 }
 

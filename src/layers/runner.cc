@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
+#include "core/cuda/driver.h"
 #include "core/half.h"
+#include "layers/map_cuda.h"
+#include "layers/memory.h"
 #include "layers/plan.h"
 
 namespace linnet::layers {
@@ -12,15 +14,19 @@ namespace {
 
 constexpr size_t kMostPlans = 16;       // shapes of calls that are kept
 constexpr int64_t kLeastCapacity = 64;  // tokens of a cache
+constexpr int64_t kLeastGrowth = 256;   // and what it grows by
 
 struct Buffer {
-  std::unique_ptr<char, void (*)(char*)> memory{nullptr, [](char* p) { ::operator delete(p, std::align_val_t(128)); }};
+  std::shared_ptr<char> memory;
   int64_t bytes = 0;
-  bool reserve(int64_t wanted) {  // false: it lies where it lay
-    if (wanted <= bytes) return false;
-    memory.reset(static_cast<char*>(::operator new(static_cast<size_t>(wanted), std::align_val_t(128))));
+  Status reserve(Device device, int64_t wanted, bool* moved = nullptr) {  // moved: it lies elsewhere than before
+    if (moved != nullptr) *moved = wanted > bytes;
+    if (wanted <= bytes) return {};
+    memory.reset();
+    bytes = 0;
+    LINNET_TRY(take_memory(device, wanted, &memory));
     bytes = wanted;
-    return true;
+    return {};
   }
 };
 
@@ -58,12 +64,15 @@ bool lie_alike(const View& view, const Shape& shape) {
   return own == wanted || (count == stride && (own.size() <= 1 || wanted.size() <= 1));
 }
 
-std::shared_ptr<char> state_memory(int64_t bytes) {
-  return std::shared_ptr<char>(static_cast<char*>(::operator new(static_cast<size_t>(bytes) + 1, std::align_val_t(64))),
-                               [](char* p) { ::operator delete(p, std::align_val_t(64)); });
-}
-
-void copy_prefix(const View& from, const View& to) {  // the entries of `from`, where `to` is at least as large everywhere
+// The entries of `from`, where `to` is at least as large everywhere.
+Status copy_prefix(const View& from, const View& to) {
+  if (from.device == Device::cuda) {
+    const char* error = nullptr;
+    const cuda::Scope scope(to.data);
+    LINNET_TRY(scope.status());
+    cuda::copy_view(from, to, {.error = &error});
+    return error == nullptr ? Status() : impossible(std::string("the CUDA driver refused a kernel: ") + error);
+  }
   const int64_t bytes = dtype_size(from.dtype);
   for (int64_t i = 0; i < from.elements();) {
     int64_t rest = i, source = 0, target = 0;
@@ -78,6 +87,7 @@ void copy_prefix(const View& from, const View& to) {  // the entries of `from`, 
                 static_cast<size_t>(run * bytes));
     i += run;
   }
+  return {};
 }
 
 }  // namespace
@@ -96,7 +106,7 @@ struct Runner::Inner {
   std::vector<Kept> plans;
   std::unique_ptr<Plan> latest;  // a plan that is not kept
   Plan* last = nullptr;
-  Buffer arena, workspace;
+  Buffer arena, workspace, gpu_inputs, gpu_out;  // the last two: x and out of a call on the GPU
   uint64_t clock = 0;
   bool keep_values = false;
   Status states;  // whether the record can be continued
@@ -104,8 +114,10 @@ struct Runner::Inner {
   Status find(std::string_view name, size_t* index) const;
   Status check_inputs(const std::vector<View>& inputs, const View& out, int64_t* batch, int64_t* tokens) const;
   Status reserve(State* state, int64_t tokens) const;
-  void compact(State* state, int64_t tokens) const;
-  Status make_tensors(int64_t rows, int64_t capacity, State* state) const;
+  Status compact(State* state, int64_t tokens) const;
+  Status upload(Weight* weight) const;
+  Status run_on_gpu(Shape4Call& call, const Context& context);
+  Status describe_tensors(int64_t rows, int64_t capacity, State* state) const;
   Status run(Shape4Call& call, const Context& context);
   Status convert(size_t index, const View& view);
 };
@@ -119,9 +131,15 @@ Status Runner::make(Record record, const RunnerOptions& options, Runner* runner)
   if (!is_float(options.activations)) {
     return bad_input(record.name + ": activations are " + dtype_name(options.activations) + ", expected f64, f32, bf16 or f16");
   }
+  if (options.device == Device::cuda) {
+    if (const std::string reason = cuda::missing(); !reason.empty()) return impossible(record.name + ": " + reason);
+    if (options.activations == Dtype::f64)
+      return bad_input(record.name + ": activations are f64, the CUDA kernels have no f64");
+  }
   auto inner = std::make_unique<Inner>();
   inner->record = std::move(record);
   inner->options = options;
+  if (inner->options.uploads == nullptr) inner->options.uploads = std::make_shared<Uploads>();
   inner->weights.resize(inner->record.parameters.size());
   inner->bound.assign(inner->record.parameters.size(), false);
   inner->states = decodable(inner->record);
@@ -200,9 +218,38 @@ Status Runner::bind(std::string_view name, const View& given) {
   } else {
     LINNET_TRY(inner_->convert(index, view));
   }
+  LINNET_TRY(inner_->upload(&inner_->weights[index]));
   inner_->bound[index] = true;
   inner_->plans.clear();
   return {};
+}
+
+// Of a runner on the GPU: the weight's copy there, in its place.
+Status Runner::Inner::upload(Weight* weight) const {
+  if (options.device == Device::cpu) return {};
+  const auto one = [&](View* view) -> Status {
+    if (!view->given()) return {};
+    const View host = *view;
+    int64_t dense = 1;
+    for (int i = host.rank - 1; i >= 0; --i) {
+      if (host.size[i] != 1 && host.stride[i] != dense)
+        return bad_input(record.name + ": a weight's rows do not lie one behind the other");
+      dense *= host.size[i];
+    }
+    if (weight->memory == nullptr) return options.uploads->upload(host, view);
+    Uploads own;  // converted: nobody else has it
+    LINNET_TRY(own.upload(host, view));
+    weight->copies.push_back(own.copies.begin()->second);
+    return {};
+  };
+  if (!weight->quantised) {
+    LINNET_TRY(one(&weight->view));
+    weight->memory.reset();
+    return {};
+  }
+  LINNET_TRY(one(&weight->packed.codes));
+  LINNET_TRY(one(&weight->packed.scale));
+  return one(&weight->packed.offset);
 }
 
 Status Runner::bind(std::string_view name, const Quantised& weight) {
@@ -219,6 +266,7 @@ Status Runner::bind(std::string_view name, const Quantised& weight) {
   inner_->weights[index] = {};
   inner_->weights[index].quantised = true;
   inner_->weights[index].packed = weight;
+  LINNET_TRY(inner_->upload(&inner_->weights[index]));
   inner_->bound[index] = true;
   inner_->plans.clear();
   return {};
@@ -235,6 +283,7 @@ Status Runner::bind_values(std::string_view name, const std::vector<double>& val
                      " numbers, expected " + std::to_string(count));
   }
   LINNET_TRY(inner_->convert(index, View::dense(values.data(), Dtype::f64, sizes, static_cast<int>(parameter.shape.size()))));
+  LINNET_TRY(inner_->upload(&inner_->weights[index]));
   inner_->bound[index] = true;
   inner_->plans.clear();
   return {};
@@ -268,23 +317,21 @@ std::vector<std::string> Runner::unbound() const {
 
 // ---- states -----------------------------------------------------------------------------------------------------------------
 
-Status Runner::Inner::make_tensors(int64_t rows, int64_t capacity, State* state) const {
+// The tensors of a state, without memory.
+Status Runner::Inner::describe_tensors(int64_t rows, int64_t capacity, State* state) const {
   state->rows_ = rows;
   state->capacity_ = std::max(capacity, kLeastCapacity);
   state->owner_ = this;
   for (size_t i = 0; i < record.steps.size(); ++i) {
     const Step& step = record.steps[i];
     if (step.kind != StepKind::op || is_tokenwise(*step.op)) continue;
-    LINNET_TRY(state_tensors(record, static_cast<int>(i), rows, state->capacity_, options.activations, &state->tensors_));
+    LINNET_TRY(state_tensors(record, static_cast<int>(i), rows, state->capacity_, options.activations, &state->tensors_,
+                             options.attention));
     Continuation next;
     LINNET_TRY(continuation(record, step, &next));
     state->ops_.resize(state->tensors_.size(), next.op);
   }
-  for (StateTensor& tensor : state->tensors_) {
-    state->memory_.push_back(state_memory(tensor.view.elements() * dtype_size(tensor.view.dtype)));
-    tensor.view.data = state->memory_.back().get();
-  }
-  state->reset();
+  for (StateTensor& tensor : state->tensors_) tensor.view.device = options.device;
   return {};
 }
 
@@ -292,39 +339,66 @@ Status Runner::make_state(int64_t rows, int64_t capacity, State* state) const {
   LINNET_TRY(inner_->states);
   if (rows < 1) return bad_input(inner_->record.name + ": a state of " + std::to_string(rows) + " rows, expected at least 1");
   *state = State();
-  return inner_->make_tensors(rows, capacity, state);
+  LINNET_TRY(inner_->describe_tensors(rows, capacity, state));
+  for (StateTensor& tensor : state->tensors_) {
+    state->memory_.emplace_back();
+    LINNET_TRY(take_memory(tensor.view.device, tensor.view.elements() * dtype_size(tensor.view.dtype), &state->memory_.back()));
+    tensor.view.data = state->memory_.back().get();
+  }
+  return state->reset();
+}
+
+Status Runner::reserve(State* state, int64_t tokens) const {
+  if (state->owner_ != inner_.get()) return bad_input(inner_->record.name + ": the state was not made by this runner");
+  return inner_->reserve(state, tokens);
 }
 
 // Where a cache that keeps a window has no room for so many tokens, the keys that are still seen move up.
-void Runner::Inner::compact(State* state, int64_t tokens) const {
+Status Runner::Inner::compact(State* state, int64_t tokens) const {
   for (size_t i = 0; i < state->tensors_.size(); ++i) {
     if (state->tensors_[i].input != "lengths") continue;
     const int step = state->tensors_[i].step;
     const CacheBound window = cache_bound(record.steps[static_cast<size_t>(step)]);
-    int64_t* held = static_cast<int64_t*>(state->tensors_[i].view.data);
+    if (!window.given()) continue;
+    const View& lengths = state->tensors_[i].view;
+    std::vector<int64_t> held(static_cast<size_t>(lengths.size[0]));
+    LINNET_TRY(get_bytes(lengths, held.data()));
     const int64_t kept = window.left;
-    if (!window.given() || *held < window.prefix + kept) continue;
+    if (held[0] < window.prefix + kept) continue;
     bool full = false;
     for (const StateTensor& tensor : state->tensors_) {
-      if (tensor.step != step || tensor.input == "lengths" || *held + tokens <= tensor.view.size[1]) continue;
+      if (tensor.step != step || tensor.input == "lengths" || held[0] + tokens <= tensor.view.size[1]) continue;
       full = true;
       const int64_t row = tensor.view.stride[1] * dtype_size(tensor.view.dtype);
       for (int64_t b = 0; b < tensor.view.size[0]; ++b) {
         char* base = static_cast<char*>(tensor.view.data) + b * tensor.view.stride[0] * dtype_size(tensor.view.dtype);
-        std::memmove(base + window.prefix * row, base + (*held - kept) * row, static_cast<size_t>(kept * row));
+        LINNET_TRY(move_bytes(tensor.view.device, base + window.prefix * row, base + (held[0] - kept) * row, kept * row));
       }
     }
-    if (full) std::fill_n(held, state->tensors_[i].view.size[0], window.prefix + kept);
+    if (!full) continue;
+    std::fill(held.begin(), held.end(), window.prefix + kept);
+    LINNET_TRY(put_bytes(lengths, held.data()));
   }
+  return {};
 }
 
-// Room for so many more tokens.
+// Room for so many more tokens. A quarter more than there was, not twice as much: memory is what a state costs, and each token
+// is copied four times at most. Tensor by tensor: the old and the new one are never there together as a whole.
 Status Runner::Inner::reserve(State* state, int64_t tokens) const {
   const int64_t wanted = state->position_ + tokens;
   if (wanted <= state->capacity_) return {};
   State grown;
-  LINNET_TRY(make_tensors(state->rows_, std::max(2 * state->capacity_, wanted), &grown));
-  for (size_t i = 0; i < grown.tensors_.size(); ++i) copy_prefix(state->tensors_[i].view, grown.tensors_[i].view);
+  const int64_t more = std::max(state->capacity_ / 4, kLeastGrowth);
+  LINNET_TRY(describe_tensors(state->rows_, std::max(state->capacity_ + more, wanted), &grown));
+  for (size_t i = 0; i < grown.tensors_.size(); ++i) {
+    View& view = grown.tensors_[i].view;
+    grown.memory_.emplace_back();
+    LINNET_TRY(take_memory(view.device, view.elements() * dtype_size(view.dtype), &grown.memory_.back()));
+    view.data = grown.memory_.back().get();
+    LINNET_TRY(fill_initial(*grown.ops_[i], grown.tensors_[i].input, view));
+    LINNET_TRY(copy_prefix(state->tensors_[i].view, view));
+    state->memory_[i].reset();
+  }
   grown.position_ = state->position_;
   *state = std::move(grown);
   return {};
@@ -395,7 +469,9 @@ Status Runner::Inner::run(Shape4Call& call, const Context& context) {
   }
   if (plan == nullptr) {
     PlanBuilder builder(record, weights, options, executor);
-    if (arena.reserve(builder.layout(call, keep_values))) plans.clear();  // they point into the old one
+    bool moved = false;
+    LINNET_TRY(arena.reserve(options.device, builder.layout(call, keep_values), &moved));
+    if (moved) plans.clear();  // they point into the old one
     auto fresh = std::make_unique<Plan>();
     LINNET_TRY(builder.build(call, arena.memory.get(), fresh.get()));
     plan = fresh.get();
@@ -408,10 +484,42 @@ Status Runner::Inner::run(Shape4Call& call, const Context& context) {
       latest = std::move(fresh);
     }
   }
-  workspace.reserve(plan->workspace_bytes() + 128);
+  LINNET_TRY(workspace.reserve(options.device, plan->workspace_bytes() + 128));
   last = plan;
-  plan->run(call, executor, workspace.memory.get());
-  return {};
+  return plan->run(call, executor, workspace.memory.get());
+}
+
+// x goes to the GPU before the call, out comes back behind it.
+Status Runner::Inner::run_on_gpu(Shape4Call& call, const Context& context) {
+  const auto bytes = [](const View& view) { return (view.elements() * dtype_size(view.dtype) + 127) / 128 * 128; };
+  const auto is_dense = [](const View& view) {
+    int64_t stride = 1;
+    for (int i = view.rank - 1; i >= 0; --i) {
+      if (view.size[i] != 1 && view.stride[i] != stride) return false;
+      stride *= view.size[i];
+    }
+    return true;
+  };
+  if (!call.offsets.empty()) return impossible(record.name + ": packed sequences do not run on the GPU yet");
+  int64_t all = 0;
+  bool dense = is_dense(call.out);
+  for (const View& view : call.inputs) all += bytes(view), dense &= is_dense(view);
+  if (!dense) return bad_input(record.name + ": x or out of a call on the GPU has gaps between its numbers");
+  LINNET_TRY(gpu_inputs.reserve(Device::cuda, all));
+  LINNET_TRY(gpu_out.reserve(Device::cuda, bytes(call.out)));
+  char* place = gpu_inputs.memory.get();
+  for (View& view : call.inputs) {
+    const void* host = view.data;
+    view.data = place;
+    view.device = Device::cuda;
+    LINNET_TRY(put_bytes(view, host));
+    place += bytes(view);
+  }
+  void* const host = call.out.data;
+  call.out.data = gpu_out.memory.get();
+  call.out.device = Device::cuda;
+  LINNET_TRY(run(call, context));
+  return get_bytes(call.out, host);
 }
 
 Status Runner::run(const View& x, const View& out, const std::vector<State*>& states, const Context& context) {
@@ -448,9 +556,9 @@ Status Runner::run(const std::vector<View>& inputs, const View& out, const std::
   for (State* state : states) LINNET_TRY(inner.reserve(state, call.tokens));
   call.decode = call.with_states && call.tokens <= kDecodeTokens;
   for (State* state : states) {
-    if (call.decode) inner.compact(state, call.tokens);
+    if (call.decode) LINNET_TRY(inner.compact(state, call.tokens));
   }
-  LINNET_TRY(inner.run(call, context));
+  LINNET_TRY(inner.options.device == Device::cuda ? inner.run_on_gpu(call, context) : inner.run(call, context));
   for (State* state : states) state->position_ += call.tokens;
   return {};
 }
@@ -470,7 +578,7 @@ Status Runner::run_packed(const View& x, const std::vector<int64_t>& offsets, co
   call.out = out;
   call.offsets = offsets;
   for (size_t i = 0; i + 1 < offsets.size(); ++i) call.pieces.push_back({0, 1, offsets[i], offsets[i + 1] - offsets[i]});
-  return inner.run(call, context);
+  return inner.options.device == Device::cuda ? inner.run_on_gpu(call, context) : inner.run(call, context);
 }
 
 }  // namespace linnet::layers

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "../core/op.h"
+#include "memory.h"
 #include "record.h"
 #include "state.h"
 
@@ -43,8 +44,12 @@ struct Quantised {
 
 struct RunnerOptions {
   Dtype activations = Dtype::f32;  // f64, f32, bf16 or f16: of the values between the steps
+  Dtype attention = Dtype::f32;    // bf16 or f16: softmax steps round q, k, v to it, and their caches hold it; else as the rest
   std::string impl;                // of every operator; empty: the best
   std::string rounding = "none";   // of dense steps with float weights: none, or bf16
+  // cuda: weights are copied to the GPU when they are bound, values and states lie there; x and out of a call stay on the host.
+  Device device = Device::cpu;
+  std::shared_ptr<Uploads> uploads;  // cuda: of runners that share weights; absent: the runner's own
 };
 
 class Runner {
@@ -69,6 +74,8 @@ class Runner {
   std::vector<std::string> unbound() const;
 
   Status make_state(int64_t rows, int64_t capacity, State* state) const;
+  // Room for so many more tokens, at once: a call makes room for its own tokens by itself.
+  Status reserve(State* state, int64_t tokens) const;
   // x, or all inputs of the record in their order. The rows of the States together are the rows of x; no State: the tokens are
   // run at once and nothing is kept. On failure no state has changed.
   Status run(const View& x, const View& out, const std::vector<State*>& states = {}, const Context& context = {});

@@ -5,8 +5,9 @@
 #include <cstring>
 #include <limits>
 
-#include "core/call.h"
+#include "core/call/call.h"
 #include "core/half.h"
+#include "layers/memory.h"
 
 namespace linnet::layers {
 namespace {
@@ -64,6 +65,14 @@ Status continuation(const Record& record, const Step& step, Continuation* result
       return impossible(where + " cannot be continued token by token: " + op.name + " is not causal here");
     }
   }
+  // A shift by the largest of all keys, later ones too, is no continuation's.
+  if (op.name == "features" && option_of(step, "key_top") == "global") {
+    const std::string map = option_of(step, "map");
+    for (const char* shifted : {"exp", "favor", "favor_hyp", "efficient"}) {
+      if (map == shifted)
+        return impossible(where + " cannot be continued token by token: its key_top is global, expected running");
+    }
+  }
   for (const auto& [name, value] : step.inputs) {
     if (decode.find_input(name) != nullptr) continue;
     return impossible(where + " cannot be continued token by token: " + decode.name + " has no " + name);
@@ -87,6 +96,11 @@ Status continuation(const Record& record, const Step& step, Continuation* result
     if (std::find(mode->choices.begin(), mode->choices.end(), name) != mode->choices.end()) {
       result->options.push_back({"mode", name});
     }
+  }
+  // Forms that the forward gives as results of their own, out_sliding and out_terraced, are an option of the continuation.
+  const std::string_view output = step.output;
+  if (decode.find_option("form") != nullptr && op.find_option("form") == nullptr && output.substr(0, 4) == "out_") {
+    result->options.push_back({"form", std::string(output.substr(4))});
   }
   return {};
 }
@@ -136,8 +150,14 @@ Status decodable(const Record& record) {
   return {};
 }
 
+Dtype attention_type(const Step& step, Dtype activations, Dtype attention) {
+  const bool narrow = attention == Dtype::bf16 || attention == Dtype::f16;
+  return narrow && activations == Dtype::f32 && step.kind == StepKind::op && step.op->name == "softmax" ? attention
+                                                                                                        : activations;
+}
+
 Status state_tensors(const Record& record, int index, int64_t rows, int64_t capacity, Dtype activations,
-                     std::vector<StateTensor>* tensors) {
+                     std::vector<StateTensor>* tensors, Dtype attention) {
   const Step& step = record.steps[static_cast<size_t>(index)];
   Continuation next;
   LINNET_TRY(continuation(record, step, &next));
@@ -186,35 +206,45 @@ Status state_tensors(const Record& record, int index, int64_t rows, int64_t capa
     }
     const Dtype dtype = decl.element == Element::index ? Dtype::i64
                         : decl.element == Element::acc ? acc_of(activations)
-                                                       : activations;
+                                                       : attention_type(step, activations, attention);
     tensor.view = View::dense(nullptr, dtype, sizes, rank);
     tensors->push_back(std::move(tensor));
   }
   return {};
 }
 
-Status state_bytes(const Record& record, int64_t tokens, Dtype activations, int64_t* bytes) {
+Status state_bytes(const Record& record, int64_t tokens, Dtype activations, int64_t* bytes, Dtype attention) {
   std::vector<StateTensor> tensors;
   for (size_t i = 0; i < record.steps.size(); ++i) {
     const Step& step = record.steps[i];
     if (step.kind != StepKind::op || is_tokenwise(*step.op)) continue;
-    LINNET_TRY(state_tensors(record, static_cast<int>(i), 1, tokens, activations, &tensors));
+    LINNET_TRY(state_tensors(record, static_cast<int>(i), 1, tokens, activations, &tensors, attention));
   }
   *bytes = 0;
   for (const StateTensor& tensor : tensors) *bytes += tensor.view.elements() * dtype_size(tensor.view.dtype);
   return {};
 }
 
-void fill_initial(const Op& op, const std::string& input, const View& view) {
+Status fill_initial(const Op& op, const std::string& input, const View& view) {
+  if (view.device == Device::cuda) {
+    std::vector<double> memory(static_cast<size_t>(view.elements() * dtype_size(view.dtype) / 8 + 1));
+    View host = view;
+    host.data = memory.data();
+    host.device = Device::cpu;
+    LINNET_TRY(fill_initial(op, input, host));
+    return put_bytes(view, host.data);
+  }
   std::memset(view.data, 0, static_cast<size_t>(view.elements() * dtype_size(view.dtype)));
   // Running maxima of logarithms begin at -inf: distill's c, fem's shift, and the last row of fem's sums.
-  const bool maxima = (op.name == "distill_decode" && input == "c") || (op.name == "fem_read_decode" && input == "shift");
+  const bool maxima = ((op.name == "distill_decode" || op.name == "distill_hybrid_decode") && input == "c") ||
+                      (op.name == "fem_read_decode" && input == "shift") || (op.name == "features_decode" && input == "top");
   const bool last_row = op.name == "fem_read_decode" && input == "sums";
-  if (!maxima && !last_row) return;
+  if (!maxima && !last_row) return {};
   const int64_t width = view.size[view.rank - 1], rows = view.rank > 1 ? view.size[view.rank - 2] : 1;
   for (int64_t i = 0; i < view.elements(); ++i) {
     if (maxima || i / width % rows == rows - 1) store_f64(view.data, view.dtype, i, -std::numeric_limits<double>::infinity());
   }
+  return {};
 }
 
 int64_t State::bytes() const {
@@ -223,22 +253,23 @@ int64_t State::bytes() const {
   return total;
 }
 
-State State::copy() const {
+Status State::copy(State* to) const {
   State other = *this;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     View& view = other.tensors_[i].view;
-    const size_t bytes = static_cast<size_t>(view.elements() * dtype_size(view.dtype));
-    other.memory_[i] = std::shared_ptr<char>(static_cast<char*>(::operator new(bytes + 1, std::align_val_t(64))),
-                                             [](char* p) { ::operator delete(p, std::align_val_t(64)); });
-    std::memcpy(other.memory_[i].get(), view.data, bytes);
+    const int64_t bytes = view.elements() * dtype_size(view.dtype);
+    LINNET_TRY(take_memory(view.device, bytes, &other.memory_[i]));
+    LINNET_TRY(move_bytes(view.device, other.memory_[i].get(), view.data, bytes));
     view.data = other.memory_[i].get();
   }
-  return other;
+  *to = std::move(other);
+  return {};
 }
 
-void State::reset() {
+Status State::reset() {
   position_ = 0;
-  for (size_t i = 0; i < tensors_.size(); ++i) fill_initial(*ops_[i], tensors_[i].input, tensors_[i].view);
+  for (size_t i = 0; i < tensors_.size(); ++i) LINNET_TRY(fill_initial(*ops_[i], tensors_[i].input, tensors_[i].view));
+  return {};
 }
 
 }  // namespace linnet::layers

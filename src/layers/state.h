@@ -3,7 +3,7 @@
 //
 //   State state;
 //   LINNET_TRY(runner.make_state(1, 4096, &state));        // one row; caches for 4096 tokens, which grow when they are full
-//   State other = state.copy();
+//   LINNET_TRY(state.copy(&other));
 //
 // The tensors are the inputs that the operators' decode forms declare as overwritten, named <step>.<tensor>; the first
 // dimension counts rows. Save and restore them by name to keep a session.
@@ -38,8 +38,8 @@ class State {
   int64_t capacity() const { return capacity_; }  // tokens that fit before caches grow
   int64_t bytes() const;
   const std::vector<StateTensor>& tensors() const { return tensors_; }
-  State copy() const;
-  void reset();  // as before the first token
+  Status copy(State* to) const;
+  Status reset();  // as before the first token
   // For whoever fills the tensors from a file.
   void set_position(int64_t position) { position_ = position; }
 
@@ -73,9 +73,11 @@ inline constexpr int64_t kDecodeTokens = 4;  // up to so many tokens at once, op
 Status decodable(const Record& record);
 // Appends the state tensors of a step for so many rows and tokens; views hold no memory yet.
 Status state_tensors(const Record& record, int step, int64_t rows, int64_t capacity, Dtype activations,
-                     std::vector<StateTensor>* tensors);
+                     std::vector<StateTensor>* tensors, Dtype attention = Dtype::f32);
 // Bytes of the state of one row after so many tokens (caches sized to them).
-Status state_bytes(const Record& record, int64_t tokens, Dtype activations, int64_t* bytes);
-void fill_initial(const Op& op, const std::string& input, const View& view);
+Status state_bytes(const Record& record, int64_t tokens, Dtype activations, int64_t* bytes, Dtype attention = Dtype::f32);
+// The type that a step's attention runs in (RunnerOptions::attention): softmax steps may run in fewer bits than the rest.
+Dtype attention_type(const Step& step, Dtype activations, Dtype attention);
+Status fill_initial(const Op& op, const std::string& input, const View& view);
 
 }  // namespace linnet::layers

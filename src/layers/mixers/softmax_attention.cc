@@ -1,5 +1,6 @@
 // Softmax attention as transformers have it: grouped heads, rotary positions, norms of q and k, sinks, windows, a soft cap,
 // and the gates G1 to G5 of gated attention (arXiv 2505.06708). Parameter names of Llama, Qwen2 and Qwen3.
+#include <algorithm>
 #include <cmath>
 
 #include "layers/layer.h"
@@ -8,7 +9,7 @@ namespace linnet::layers {
 namespace {
 
 enum class Rotary : int32_t { none, half, interleaved };
-enum class Scaling : int32_t { none, linear, llama3 };
+enum class Scaling : int32_t { none, linear, llama3, yarn };
 enum class QkNorm : int32_t { none, rms, rms_plus_one, layer, rms_all };
 enum class Gate : int32_t { none, g1, g2, g3, g4, g5 };
 enum class Grain : int32_t { elementwise, headwise };
@@ -21,7 +22,7 @@ constexpr const char* kGrains[] = {"elementwise", "headwise"};
 constexpr const char* kActs[] = {"sigmoid", "silu", "identity", "ns_sigmoid"};
 constexpr const char* kModes[] = {"multiply", "add"};
 constexpr const char* kPairs[] = {"none", "half", "interleaved"};
-constexpr const char* kScalings[] = {"none", "linear", "llama3"};
+constexpr const char* kScalings[] = {"none", "linear", "llama3", "yarn"};
 
 struct SoftmaxAttention {
   int64_t hidden = 2048, heads = 16, kv_heads = 0, key = 0, value = 0;
@@ -30,6 +31,7 @@ struct SoftmaxAttention {
   double rope_base = 10000, rope_factor = 1, rope_low = 1, rope_high = 4;
   int64_t rope_dims = 0, rope_length = 8192;
   Scaling rope_scaling = Scaling::none;
+  Maybe rope_attention;
   QkNorm qk_norm = QkNorm::none;
   double norm_eps = 1e-6, softcap = 0;
   Maybe scale;
@@ -65,6 +67,24 @@ Value project_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n
                  heads);
 }
 
+// YaRN (arXiv 2309.00071): pairs that turn less than rope_low times within the trained length are slowed down by the factor,
+// those that turn more than rope_high times are kept, between them the two are mixed.
+std::vector<double> yarn_frequencies(const SoftmaxAttention& o, int64_t dims) {
+  constexpr double kTurn = 6.283185307179586;
+  const auto width = static_cast<double>(dims), length = static_cast<double>(o.rope_length);
+  const auto pair = [&](double turns) { return width * std::log(length / (turns * kTurn)) / (2 * std::log(o.rope_base)); };
+  const double low = std::max(std::floor(pair(o.rope_high)), 0.0);
+  double high = std::min(std::ceil(pair(o.rope_low)), width - 1);
+  if (low == high) high += 0.001;
+  std::vector<double> frequencies;
+  for (int64_t i = 0; i < dims / 2; ++i) {
+    const double own = std::pow(o.rope_base, -2 * static_cast<double>(i) / width);
+    const double slowed = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    frequencies.push_back(own / o.rope_factor * slowed + own * (1 - slowed));
+  }
+  return frequencies;
+}
+
 // The norm of q or k, then its rotation.
 Value place_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, Value y) {
   if (!y.given()) return {};
@@ -85,6 +105,21 @@ Value place_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, 
     y = l.split(l.op("rms_norm", {{"x", l.join(y)}, {"weight", weight}}, eps, n + "_norm"), heads);
   }
   if (o.rope == Rotary::none) return y;
+  if (o.rope_scaling == Scaling::yarn) {
+    const int64_t dims = o.rope_dims > 0 ? o.rope_dims : K;
+    if (!l.require(dims % 2 == 0 && dims <= K,
+                   "rope_dims is " + std::to_string(dims) + ", expected an even number of at most " + std::to_string(K)) ||
+        !l.require(o.rope_base > 1, "rope_base is not above 1, as scaling yarn needs it")) {
+      return {};
+    }
+    y = l.op("rotary", {{"x", y}, {"frequencies", l.table(yarn_frequencies(o, dims))}},
+             {{"pairs", name_of(kPairs, o.rope)}, {"dims", std::to_string(dims)}}, n + "_rotary");
+    const double usual = o.rope_factor > 1 ? 0.1 * std::log(o.rope_factor) + 1 : 1;
+    const std::string longer = "x * " + number_text(o.rope_attention.given ? o.rope_attention.value : usual);
+    if (longer == "x * 1") return y;
+    if (dims == K) return l.map(longer, {{"x", y}}, n + "_longer");
+    return l.concat(l.map(longer, {{"x", l.slice(y, 0, dims)}}, n + "_longer"), l.slice(y, dims, K));
+  }
   return l.op("rotary", {{"x", y}},
               {{"theta", number_text(o.rope_base)},
                {"pairs", name_of(kPairs, o.rope)},
@@ -160,10 +195,11 @@ Value record(Recorder& l, const SoftmaxAttention& o, Value x) {  // x [B, T, hid
 // ---- what the converter puts in its place
 // ------------------------------------------------------------------------------------
 
-enum class Mechanism : int32_t { window, distill, hybrid, gdn, gla, monarch, hierarchical };
+enum class Mechanism : int32_t { window, distill, hybrid, gdn, gla, monarch, hierarchical, hedgehog, t2r, exact };
 enum class Form : int32_t { sliding, terraced };
 enum class Tie : int32_t { block, prefix, row };
-constexpr const char* kMechanisms[] = {"window", "distill", "hybrid", "gdn", "gla", "monarch", "hierarchical"};
+constexpr const char* kMechanisms[] = {"window",  "distill",      "hybrid",   "gdn", "gla",
+                                       "monarch", "hierarchical", "hedgehog", "t2r", "hybrid-exact"};
 constexpr const char* kTies[] = {"block", "prefix", "row"};
 
 struct Converted : SoftmaxAttention {
@@ -255,6 +291,52 @@ Value record_converted(Recorder& l, const Converted& o, Value x) {  // x [B, T, 
           {{"window", std::to_string(o.near)}}, "hybrid", o.form == Form::sliding ? "out_sliding" : "out_terraced");
       break;
     }
+    case Mechanism::exact: {
+      if (!needs_causal()) return {};
+      const int64_t M = o.features > 0 ? o.features : K;
+      const double root = std::sqrt(static_cast<double>(K)), factor = o.scale.given ? o.scale.value * root : 1;
+      const Value q_mean = l.buffer("q_mean", {H, K}, zeros(), {}, "taken off q: the symmetries of softmax attention"),
+                  k_mean = l.buffer("k_mean", {H, K}, zeros(), {}, "taken off k"),
+                  A = l.buffer("A", {H, K, K}, identity(), {}, "maps q; the second moments of q A and of k A^-1 are equal"),
+                  inverse = l.buffer("A_inverse", {H, K, K}, identity(), {}, "maps k");
+      const Value z = l.weight("z", {H, M, K}, normal(1), {}, "directions of the features");
+      const Value alpha = l.map("exp(a)", {{"a", l.weight("log_alpha", {H, M}, zeros())}}, "alpha");
+      const Value keys = l.repeat(k, groups),
+                  qs = factor == 1 ? q : l.map("q * " + number_text(factor), {{"q", q}}, "q_scaled");
+      const Value q_centred = l.map("q - m", {{"q", qs}, {"m", q_mean}}, "q_centred"),
+                  k_centred = l.map("k - m", {{"k", keys}, {"m", k_mean}}, "k_centred");
+      const std::string eta = number_text(1 / root);
+      y = l.op("distill_hybrid",
+               {{"q", qs},
+                {"k", keys},
+                {"v", l.repeat(v, groups)},
+                {"q_balanced", l.op("dense_heads", {{"x", q_centred}, {"weight", A}}, {}, "q_balanced")},
+                {"k_balanced", l.op("dense_heads", {{"x", k_centred}, {"weight", inverse}}, {}, "k_balanced")},
+                {"query_logw", l.map("sum(q * m * " + eta + ")", {{"q", q_centred}, {"m", k_mean}}, "query_logw")},
+                {"key_logw", l.map("sum(k * m * " + eta + ")", {{"k", keys}, {"m", q_mean}}, "key_logw")},
+                {"z", z},
+                {"alpha", alpha}},
+               {{"window", std::to_string(std::max<int64_t>(o.near, 1))}, {"sinks", std::to_string(o.first)}});
+      break;
+    }
+    case Mechanism::hedgehog:
+    case Mechanism::t2r: {
+      const bool hedgehog = o.mechanism == Mechanism::hedgehog;
+      const int64_t F = o.features > 0 ? o.features : (K + 1) / 2;
+      const auto features = [&](const std::string& n, Value rows) {
+        const std::string map = "feature_map_" + n;
+        const Value weight = l.weight(map + ".weight", {H, K, F}, hedgehog && F == K ? identity() : fan_in()),
+                    bias = hedgehog ? Value() : l.weight(map + ".bias", {H, F}, zeros());
+        const Value mapped = l.op("dense_heads", {{"x", rows}, {"weight", weight}, {"bias", bias}}, {}, map);
+        if (!hedgehog) return l.map("max(y, 1e-12)", {{"y", mapped}}, n + "_features");
+        return l.concat(l.map("max(exp(y - amax(y)) / sum(exp(y - amax(y))), 1e-12)", {{"y", mapped}}, n + "_plus"),
+                        l.map("max(exp(-y - amax(-y)) / sum(exp(-y - amax(-y))), 1e-12)", {{"y", mapped}}, n + "_minus"));
+      };
+      y = l.op(
+          "linear", {{"q", features("q", q)}, {"k", features("k", l.repeat(k, groups))}, {"v", l.repeat(v, groups)}},
+          {{"map", "identity"}, {"causal", causal}, {"normalize", "1"}, {"scale", "1"}, {"eps", "0"}, {"allow_signed", "1"}});
+      break;
+    }
     case Mechanism::gdn: {
       if (!needs_causal()) return {};
       const Value a = l.dense(x, l.weight("a_proj.weight", {H, o.hidden}, zeros())),
@@ -296,7 +378,11 @@ Value record_converted(Recorder& l, const Converted& o, Value x) {  // x [B, T, 
       break;
     case Mechanism::hierarchical:
       y = l.op("hierarchical", {{"q", q}, {"k", l.repeat(k, groups)}, {"v", l.repeat(v, groups)}},
-               {{"tie", name_of(kTies, o.tie)}, {"causal", causal}, {"scale", scale}, {"arity", std::to_string(o.arity)}});
+               {{"tie", name_of(kTies, o.tie)},
+                {"include_self", "1"},
+                {"causal", causal},
+                {"scale", scale},
+                {"arity", std::to_string(o.arity)}});
       break;
   }
   return y;
@@ -339,11 +425,13 @@ const Layer& softmax_attention_layer() {
           .option("rope", &O::rope, {"none", "half", "interleaved"}, "rotary positions: how channels are paired")
           .option("rope_base", &O::rope_base, 1e-300, kAnyReal, "base of the frequencies")
           .option("rope_dims", &O::rope_dims, 0, kAnyCount, "channels that turn; 0: all")
-          .option("rope_scaling", &O::rope_scaling, {"none", "linear", "llama3"}, "of the frequencies")
+          .option("rope_scaling", &O::rope_scaling, {"none", "linear", "llama3", "yarn"}, "of the frequencies")
           .option("rope_factor", &O::rope_factor, 1e-300, kAnyReal, "of the scaling")
-          .option("rope_low", &O::rope_low, 0, kAnyReal, "llama3: low_freq_factor")
-          .option("rope_high", &O::rope_high, 0, kAnyReal, "llama3: high_freq_factor")
-          .option("rope_length", &O::rope_length, 1, kAnyCount, "llama3: original length")
+          .option("rope_low", &O::rope_low, 0, kAnyReal, "llama3: low_freq_factor; yarn: beta_slow")
+          .option("rope_high", &O::rope_high, 0, kAnyReal, "llama3: high_freq_factor; yarn: beta_fast")
+          .option("rope_length", &O::rope_length, 1, kAnyCount, "llama3, yarn: original length")
+          .option("rope_attention", &O::rope_attention, 0, kAnyReal,
+                  "yarn: multiplies what turns of q and k; default 0.1 ln(rope_factor) + 1")
           .option("qk_norm", &O::qk_norm, {"none", "rms", "rms_plus_one", "layer", "rms_all"},
                   "norm of q and k: of each head, or of all heads together")
           .option("norm_eps", &O::norm_eps, 0, 1, "of that norm")
@@ -386,22 +474,26 @@ const Layer& converted_attention_layer() {
           .option("rope", LINNET_OF(O, rope), {"none", "half", "interleaved"}, "rotary positions: how channels are paired")
           .option("rope_base", LINNET_OF(O, rope_base), 1e-300, kAnyReal, "base of the frequencies")
           .option("rope_dims", LINNET_OF(O, rope_dims), 0, kAnyCount, "channels that turn; 0: all")
-          .option("rope_scaling", LINNET_OF(O, rope_scaling), {"none", "linear", "llama3"}, "of the frequencies")
+          .option("rope_scaling", LINNET_OF(O, rope_scaling), {"none", "linear", "llama3", "yarn"}, "of the frequencies")
           .option("rope_factor", LINNET_OF(O, rope_factor), 1e-300, kAnyReal, "of the scaling")
-          .option("rope_low", LINNET_OF(O, rope_low), 0, kAnyReal, "llama3: low_freq_factor")
-          .option("rope_high", LINNET_OF(O, rope_high), 0, kAnyReal, "llama3: high_freq_factor")
-          .option("rope_length", LINNET_OF(O, rope_length), 1, kAnyCount, "llama3: original length")
+          .option("rope_low", LINNET_OF(O, rope_low), 0, kAnyReal, "llama3: low_freq_factor; yarn: beta_slow")
+          .option("rope_high", LINNET_OF(O, rope_high), 0, kAnyReal, "llama3: high_freq_factor; yarn: beta_fast")
+          .option("rope_length", LINNET_OF(O, rope_length), 1, kAnyCount, "llama3, yarn: original length")
+          .option("rope_attention", LINNET_OF(O, rope_attention), 0, kAnyReal,
+                  "yarn: multiplies what turns of q and k; default 0.1 ln(rope_factor) + 1")
           .option("qk_norm", LINNET_OF(O, qk_norm), {"none", "rms", "rms_plus_one", "layer", "rms_all"},
                   "norm of q and k: of each head, or of all heads together")
           .option("norm_eps", LINNET_OF(O, norm_eps), 0, 1, "of that norm")
           .option("scale", LINNET_OF(O, scale), -kAnyReal, kAnyReal, "multiplies q.k; default key^-0.5")
-          .option("mechanism", &O::mechanism, {"window", "distill", "hybrid", "gdn", "gla", "monarch", "hierarchical"},
+          .option("mechanism", &O::mechanism,
+                  {"window", "distill", "hybrid", "gdn", "gla", "monarch", "hierarchical", "hedgehog", "t2r", "hybrid-exact"},
                   "what stands in softmax's place")
           .option("window", &O::near, 0, kAnyCount,
                   "keys that are attended exactly; hybrids, gdn and gla: beside the rest; 0: none")
           .option("windows", &O::windows, 0, kAnyCount, "mechanism window: one for each head of keys; 0: all keys")
           .option("sinks", &O::first, 0, kAnyCount, "first keys that are always attended exactly")
-          .option("features", &O::features, 0, kAnyCount, "distill: features of a head; hybrid: half of them; 0: from key")
+          .option("features", &O::features, 0, kAnyCount,
+                  "distill, hybrid-exact, t2r: features of a head; hybrid, hedgehog: half of them; 0: from key")
           .option("form", &O::form, {"sliding", "terraced"}, "hybrid: the last keys, or the current and the previous block")
           .option("block", &O::block, 0, kAnyCount, "monarch: tokens of a block; 0: the root of the length")
           .option("steps", &O::steps, 1, 1000, "monarch: updates of the factors")

@@ -14,12 +14,15 @@ struct Branch {
 };
 
 // [B, T, hidden] -> [B, T, heads, width]: <name>_proj, <name>_conv1d; w<name>, c<name> in vector files.
+// Taps start between -1 / sqrt(taps) and 1 / sqrt(taps). The deviation of 0.02 that large models give every weight makes what
+// small ones write so faint that the norm behind the mixer sees its eps instead, and they learn hundreds of steps later or not
+// at all.
 inline Value branch(Recorder& l, const std::string& name, const Branch& o, Value x, const Init& init = normal(0.02)) {
   const int64_t channels = o.heads * o.width;
   Value y = l.dense(x, l.weight(name + "_proj.weight", {channels, o.hidden}, init, transposed("w" + name)));
   const bool silu = o.activation == "silu";
   if (o.taps > 0) {
-    const Value weight = l.weight(name + "_conv1d.weight", {channels, o.taps}, init, as("c" + name));
+    const Value weight = l.weight(name + "_conv1d.weight", {channels, o.taps}, fan_in(), as("c" + name));
     const Value bias = o.conv_bias ? l.weight(name + "_conv1d.bias", {channels}, zeros(), as("c" + name + "_b")) : Value();
     y = l.op("causal_conv", {{"x", y}, {"weight", weight}, {"bias", bias}}, {{"activation", silu ? "silu" : "none"}},
              name + "_conv1d");

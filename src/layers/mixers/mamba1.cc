@@ -1,7 +1,7 @@
 // Mamba (arXiv 2312.00752), with the parameter names of mamba_ssm's and transformers' checkpoints.
 #include <cmath>
 
-#include "layers/short_conv.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 namespace {

@@ -1,5 +1,5 @@
 // Mamba-2 (arXiv 2405.21060), with the parameter names of mamba_ssm's and transformers' checkpoints.
-#include "layers/short_conv.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 namespace {
@@ -8,11 +8,14 @@ struct Mamba2 {
   int64_t hidden = 768, inner = 0, head = 64, state = 128, groups = 1, taps = 4;
   bool conv_bias = true, bias = false, norm = true, norm_before_gate = false, skip_per_channel = false, skip = true;
   double dt_min = 0, eps = 1e-5;
+  double step_low = 1e-3, step_high = 0.1, rate_low = 1, rate_high = 16;
   Maybe dt_max;
 };
 
 Value record(Recorder& l, const Mamba2& o, Value x) {  // x [B, T, hidden]
   const int64_t E = o.inner > 0 ? o.inner : 2 * o.hidden, P = o.head, G = o.groups, N = o.state;
+  l.require(o.step_low <= o.step_high && o.rate_low <= o.rate_high,
+            "step_low and rate_low are at most step_high and rate_high");
   l.require(E % P == 0, "inner is " + whole(E) + ", expected a multiple of head, " + whole(P));
   l.require(E % G == 0 && (E / P) % G == 0, "groups is " + whole(G) + ", expected a divisor of the heads, " + whole(E / P));
   if (!l.ok()) return {};
@@ -27,7 +30,8 @@ Value record(Recorder& l, const Mamba2& o, Value x) {  // x [B, T, hidden]
                           {"weight", l.weight("conv1d.weight", {mixed, o.taps}, uniform(-0.5, 0.5), as("conv_w"))},
                           {"bias", conv_bias}},
                          {{"activation", "silu"}}, "conv1d");
-  const Value A = l.map("-exp(A_log)", {{"A_log", l.weight("A_log", {H}, log_uniform(1, 16), as("A_log"))}}, "A");
+  const Value A =
+      l.map("-exp(A_log)", {{"A_log", l.weight("A_log", {H}, log_uniform(o.rate_low, o.rate_high), as("A_log"))}}, "A");
   Value D;
   if (o.skip) D = o.skip_per_channel ? l.weight("D", {H, P}, ones(), as("D")) : l.weight("D", {H}, ones(), as("D"));
   Value y = l.op("mamba_ssd",
@@ -38,7 +42,7 @@ Value record(Recorder& l, const Mamba2& o, Value x) {  // x [B, T, hidden]
                   {"C", l.split(l.slice(xbc, E + G * N, mixed), G)},
                   {"D", D},
                   {"z", o.norm ? Value() : l.split(z, H)},
-                  {"dt_bias", l.weight("dt_bias", {H}, inverse_softplus_log_uniform(1e-3, 0.1), as("dt_bias"))}},
+                  {"dt_bias", l.weight("dt_bias", {H}, inverse_softplus_log_uniform(o.step_low, o.step_high), as("dt_bias"))}},
                  {{"dt_min", number_text(o.dt_min)}, {"dt_max", o.dt_max.given ? number_text(o.dt_max.value) : "none"}});
   if (o.norm) {  // over each group's channels
     const Value weight = l.split(l.weight("norm.weight", {E}, ones(), as("norm")), G);
@@ -84,6 +88,10 @@ const Layer& mamba2_layer() {
           .option("norm_before_gate", &O::norm_before_gate, "norm(y) silu(z) instead of norm(y silu(z))")
           .option("dt_min", &O::dt_min, 0, kAnyReal, "least step size")
           .option("dt_max", &O::dt_max, 0, kAnyReal, "largest step size; none: no limit")
+          .option("step_low", &O::step_low, 1e-6, 100, "step sizes start between this")
+          .option("step_high", &O::step_high, 1e-6, 100, "and this")
+          .option("rate_low", &O::rate_low, 1e-6, 1e6, "decay rates, exp(A_log), start between this")
+          .option("rate_high", &O::rate_high, 1e-6, 1e6, "and this; a short sequence wants larger steps and smaller rates")
           .option("eps", &O::eps, 0, 1, "of the norm"),
       {{"mamba", "ssd_layer", {}, of_file}});
   return layer;

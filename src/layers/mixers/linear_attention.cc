@@ -1,7 +1,7 @@
 // Linear attention with every feature map: the linear transformer (arXiv 2006.16236) and what followed it.
 #include <cmath>
 
-#include "layers/projections.h"
+#include "layers/mixers/projections.h"
 
 namespace linnet::layers {
 namespace {
@@ -27,22 +27,25 @@ enum class Map : int32_t {
   rebased,
   dpfp,
   taylor,
+  taylor2,
   efficient,
   product,
 };
-constexpr const char* kMaps[] = {"elu1",       "identity", "cosine",       "relu",           "relu2", "silu",
-                                 "softplus",   "exp",      "focused",      "cosformer",      "favor", "favor_hyp",
-                                 "favor_relu", "hedgehog", "hedgehog_exp", "hedgehog_joint", "t2r",   "rebased",
-                                 "dpfp",       "taylor",   "efficient",    "product"};
+constexpr const char* kMaps[] = {"elu1",       "identity", "cosine",       "relu",           "relu2",  "silu",
+                                 "softplus",   "exp",      "focused",      "cosformer",      "favor",  "favor_hyp",
+                                 "favor_relu", "hedgehog", "hedgehog_exp", "hedgehog_joint", "t2r",    "rebased",
+                                 "dpfp",       "taylor",   "taylor2",      "efficient",      "product"};
 enum class Divide : int32_t { standard, none, add, max };
 constexpr const char* kDivides[] = {"standard", "none", "add", "max"};
 enum class OutNorm : int32_t { none, rms, layer };
 enum class Top : int32_t { global, running };
+enum class Sums : int32_t { map, plain, normalized };
 
 struct LinearAttention : Projections {
   Map map = Map::elu1;
   bool causal = true, unit_sum = false;
   Divide normalizer = Divide::standard;
+  Sums normalize = Sums::map;
   OutNorm norm = OutNorm::none;
   Maybe eps, scale;
   int64_t features = 0, dpfp_nu = 1, max_length = 0;
@@ -77,13 +80,23 @@ Value record(Recorder& l, const LinearAttention& o, Value x) {  // x [B, T, hidd
   }
   const std::string causal = flag(o.causal), eps = o.eps.given ? number_text(o.eps.value) : "none";
   Value y;
-  if (product || is_one_of(o.map, {Map::silu, Map::softplus}) || (o.map == Map::identity && o.scale.given)) {
-    const bool divides = o.normalizer == Divide::add || (o.normalizer == Divide::standard && o.map == Map::softplus);
-    std::vector<Setting> options = {
-        {"map", product ? "identity" : kMaps[static_cast<size_t>(o.map)]}, {"causal", causal}, {"normalize", flag(divides)}};
+  const bool own =
+      product || is_one_of(o.map, {Map::silu, Map::softplus, Map::taylor2}) || (o.map == Map::identity && o.scale.given);
+  if (own || o.normalize != Sums::map) {  // the operator `linear`, with the maps of its page
+    const bool by_map =
+        o.normalizer == Divide::add || (o.normalizer == Divide::standard && is_one_of(o.map, {Map::softplus, Map::taylor2}));
+    const bool divides = o.normalize == Sums::map ? by_map : o.normalize == Sums::normalized;
+    std::vector<Setting> options = {{"map", product ? "identity" : kMaps[static_cast<size_t>(o.map)]},
+                                    {"causal", causal},
+                                    {"normalize", flag(divides)},
+                                    {"dpfp_nu", whole(o.dpfp_nu)}};
     if (o.scale.given) options.push_back({"scale", number_text(o.scale.value)});
     if (o.eps.given) options.push_back({"eps", eps});
-    y = l.op("linear", {{"q", h.q}, {"k", h.k}, {"v", h.v}}, options);
+    std::vector<Named> inputs = {{"q", h.q}, {"k", h.k}, {"v", h.v}};
+    if (o.map == Map::t2r) {
+      inputs.push_back({"w", l.weight("feature_map.weight", {H, o.features > 0 ? o.features : K, K}, fan_in(), as("w"))});
+    }
+    y = l.op("linear", inputs, options);
   } else {
     const int64_t F = o.features > 0 ? o.features : K;
     std::vector<Named> inputs = {{"q", h.q}, {"k", h.k}, {"v", h.v}};
@@ -135,6 +148,15 @@ void of_file(const FileFacts& f, std::vector<Setting>* s) {
   if (f.has("proj")) s->push_back({"features", whole(f.size("proj", 0))});
 }
 
+// Files of the mechanism `linear`: its page's defaults and maps.
+void of_linear_file(const FileFacts& f, std::vector<Setting>* s) {
+  projections_of_file(f, s);
+  if (f.has("norm")) s->push_back({"norm", "rms"});
+  if (f.has("w")) s->push_back({"features", whole(f.size("w", 1))});
+  s->push_back({"map", f.has("mq1") ? "product" : "identity"});
+  s->push_back({"normalize", "0"});
+}
+
 }  // namespace
 
 const Layer& linear_attention_layer() {
@@ -149,9 +171,11 @@ const Layer& linear_attention_layer() {
           .option("causal", &O::causal, "a token sees no later one")
           .option("normalizer", &O::normalizer, {"standard", "none", "add", "max"},
                   "what divides; standard: what the map's source uses")
+          .option("normalize", &O::normalize, {"map", "0", "1"},
+                  "0 or 1: the operator `linear` without or with its denominator, and its maps; map: as normalizer says")
           .option("eps", &O::eps, 0, kAnyReal, "of the normaliser; default as in the map's source")
           .option("scale", &O::scale, -kAnyReal, kAnyReal,
-                  "maps identity, silu, softplus, product: multiplies the weights; default key^-0.5")
+                  "maps identity, silu, softplus, taylor2, product: multiplies the weights; default key^-0.5")
           .option("unit_sum", &O::unit_sum, "q and k divided by their sums")
           .option("norm", &O::norm, {"none", "rms", "layer"}, "of each head's read")
           .option("out_eps", &O::out_eps, 0, 1, "of that norm")
@@ -163,7 +187,7 @@ const Layer& linear_attention_layer() {
           .option("max_length", &O::max_length, 0, kAnyCount, "map cosformer: longest sequence; 0: as long as the call")
           .option("key_top", &O::key_top, {"global", "running"},
                   "maps exp, favor, causal: what exponents of keys are taken less of"),
-      {{"linear", "layer", {}, of_file}, {"features", "layer", {}, of_file}});
+      {{"linear", "layer", {}, of_linear_file}, {"features", "layer", {}, of_file}});
   return layer;
 }
 

@@ -1,7 +1,7 @@
 // Retention (RetNet, arXiv 2307.08621) as released, and as flash-linear-attention has it (rope=half, norm=1, eps=1e-5).
 #include <cmath>
 
-#include "layers/short_conv.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 namespace {

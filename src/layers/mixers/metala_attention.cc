@@ -1,7 +1,7 @@
 // MetaLA (arXiv 2411.10741): no key projection, key = 1 - decay; a short convolution in front, self-augmentation.
 #include <cmath>
 
-#include "layers/short_conv.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 namespace {

@@ -1,5 +1,5 @@
 // Gated linear attention (arXiv 2312.06635), with the parameter names of flash-linear-attention's checkpoints.
-#include "layers/short_conv.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 namespace {

@@ -1,8 +1,8 @@
 // Free energy mixer (arXiv 2602.07160): values read through a log-sum-exp under a prior, with local conditioning.
 #include <cmath>
 
-#include "layers/rope.h"
-#include "layers/short_conv.h"
+#include "layers/mixers/rope.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 namespace {

@@ -1,5 +1,5 @@
 // Attention over structures in place of softmax: Monarch matrices (arXiv 2505.18698), trees (arXiv 2509.15448).
-#include "layers/projections.h"
+#include "layers/mixers/projections.h"
 
 namespace linnet::layers {
 namespace {

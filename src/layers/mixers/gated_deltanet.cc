@@ -1,5 +1,5 @@
 // Gated DeltaNet (arXiv 2412.06464), with the parameter names of flash-linear-attention's and transformers' checkpoints.
-#include "layers/short_conv.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 namespace {

@@ -1,7 +1,7 @@
 // H3 (arXiv 2212.14052): keys through a short filter, times values, through a long filter, times queries.
 #include <cmath>
 
-#include "layers/short_conv.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 namespace {

@@ -1,5 +1,5 @@
 // Kimi Delta Attention (arXiv 2510.26692), with the parameter names of flash-linear-attention's checkpoints.
-#include "layers/short_conv.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 namespace {

@@ -1,5 +1,7 @@
 // InLine attention (arXiv 2412.06590): linear attention that subtracts instead of dividing, with a local residual on a grid.
-#include "layers/projections.h"
+#include <cmath>
+
+#include "layers/mixers/projections.h"
 
 namespace linnet::layers {
 namespace {
@@ -29,6 +31,7 @@ Value record(Recorder& l, const Inline& o, Value x) {  // x [B, T, hidden]
     const int64_t T = o.prefix + o.height * o.width;
     if (!l.require(T > o.prefix, "the residual needs height and width of the grid")) return {};
     l.tokens(T);
+    const double bound = 1 / std::sqrt(static_cast<double>(D));
     // The mean token, in heads: linear attention with every weight 1, divided by their number.
     const Value one = l.constant(1, {kB, kT, H, 1});
     const Value mean = l.op("linear", {{"q", one}, {"k", one}, {"v", l.split(x, H)}},
@@ -43,9 +46,9 @@ Value record(Recorder& l, const Inline& o, Value x) {  // x [B, T, hidden]
               {"v", v},
               {"pooled", pooled},
               {"w1", l.weight("residual.0.weight", {H, D, D}, fan_in(), as("w1"))},
-              {"b1", l.weight("residual.0.bias", {H, D}, fan_in(), as("b1"))},
+              {"b1", l.weight("residual.0.bias", {H, D}, uniform(-bound, bound), as("b1"))},
               {"w2", l.weight("residual.2.weight", {H, 9 * D, D}, fan_in(), as("w2"))},
-              {"b2", l.weight("residual.2.bias", {H, 9 * D}, fan_in(), as("b2"))}},
+              {"b2", l.weight("residual.2.bias", {H, 9 * D}, uniform(-bound, bound), as("b2"))}},
              options);
   } else {
     y = l.op("inline", {{"q", q}, {"k", k}, {"v", v}}, options);

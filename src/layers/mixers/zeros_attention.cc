@@ -1,8 +1,8 @@
 // ZeroS (arXiv 2602.05230): attention whose weights sum to zero; the linear form, and the quadratic one on softmax scores.
 #include <cmath>
 
-#include "layers/rope.h"
-#include "layers/short_conv.h"
+#include "layers/mixers/rope.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 namespace {
@@ -51,8 +51,9 @@ Value step_logits(Recorder& l, const Zeros& o, Value u) {
 Value record(Recorder& l, const Zeros& o, Value x) {  // x [B, T, hidden]
   const int64_t C = o.hidden, H = o.heads;
   if (!l.require(C % H == 0, "hidden is " + whole(C) + ", expected a multiple of heads, " + whole(H))) return {};
+  const double bound = 1 / std::sqrt(static_cast<double>(C));
   const auto project = [&](const std::string& n, const std::string& alias, int64_t width) {
-    const Value bias = o.bias ? l.weight(n + ".bias", {width}, fan_in(), as("b" + alias)) : Value();
+    const Value bias = o.bias ? l.weight(n + ".bias", {width}, uniform(-bound, bound), as("b" + alias)) : Value();
     return l.split(l.dense(x, l.weight(n + ".weight", {width, C}, fan_in(), as("w" + alias)), bias), H);
   };
   Value q = project("q_proj", "q", C), k = project("k_proj", "k", C);
@@ -79,7 +80,7 @@ Value record(Recorder& l, const Zeros& o, Value x) {  // x [B, T, hidden]
     y = l.op("zeros_softmax", {{"q", q}, {"k", k}, {"v", v}, {"s1", s1}, {"sh", sh}, {"s0", s0}}, scaled);
   }
   if (o.norm) y = l.op("layer_norm", {{"x", y}}, {{"eps", number_text(o.norm_eps)}}, "o_norm");
-  const Value bias = o.bias ? l.weight("o_proj.bias", {C}, fan_in(), as("bo")) : Value();
+  const Value bias = o.bias ? l.weight("o_proj.bias", {C}, uniform(-bound, bound), as("bo")) : Value();
   return l.dense(l.join(y), l.weight("o_proj.weight", {C, C}, fan_in(), as("wo")), bias);
 }
 

@@ -2,8 +2,8 @@
 // output projection. A softmax layer keeps these when its mechanism is replaced.
 #pragma once
 
-#include "layers/rope.h"
-#include "layers/short_conv.h"
+#include "layers/mixers/rope.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 

@@ -1,5 +1,5 @@
 // Simple GLA: gated linear attention with one data-dependent decay per head, as in flash-linear-attention.
-#include "layers/short_conv.h"
+#include "layers/mixers/short_conv.h"
 
 namespace linnet::layers {
 namespace {
