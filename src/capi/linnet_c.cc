@@ -5,8 +5,8 @@
 #include <string>
 
 #include "capi/report.h"
-#include "core/call.h"
-#include "core/describe.h"
+#include "core/call/call.h"
+#include "core/call/describe.h"
 #include "core/log.h"
 #include "tasks/task.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "capi/report.h"
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 #include "layers/describe.h"
 
 using namespace linnet;

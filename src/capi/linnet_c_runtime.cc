@@ -9,9 +9,10 @@
 
 #include "capi/report.h"
 #include "runtime.h"
-#include "runtime/dequantize.h"
-#include "runtime/gguf.h"
-#include "runtime/tokenizer.h"
+#include "runtime/evaluate.h"
+#include "runtime/files/dequantize.h"
+#include "runtime/files/gguf.h"
+#include "runtime/tokenizer/tokenizer.h"
 
 using namespace linnet;
 using capi::report;
@@ -103,15 +104,52 @@ int64_t linnet_tokenizer_decode(const linnet_tokenizer* tokenizer, const int32_t
 }
 
 linnet_model* linnet_model_open(const char* path, const char* weights, int threads, char* message, size_t message_bytes) {
+  const linnet_model_options options = {weights, nullptr, threads};
+  return linnet_model_load(path, &options, message, message_bytes);
+}
+linnet_model* linnet_model_load(const char* path, const linnet_model_options* options, char* message, size_t message_bytes) {
   std::unique_ptr<linnet_model> made;
   const int code = report(message, message_bytes, [&]() -> Status {
-    if (path == nullptr) return bad_input("linnet_model_open: path is NULL");
+    if (path == nullptr) return bad_input("linnet_model_load: path is NULL");
+    ModelOptions own;
+    if (options != nullptr && options->weights != nullptr) own.weights = options->weights;
+    if (options != nullptr && options->attention != nullptr) own.attention = options->attention;
+    if (options != nullptr) own.threads = options->threads;
     made = std::make_unique<linnet_model>();
-    LINNET_TRY(Model::load(path, {weights == nullptr ? "" : weights, threads}, made->model));
+    LINNET_TRY(Model::load(path, own, made->model));
     if (made->model.has_tokenizer()) made->tokenizer.tokenizer = &made->model.tokenizer();
     return {};
   });
   return code == LINNET_OK ? made.release() : nullptr;
+}
+int64_t linnet_model_json(const linnet_model* model, char* text, int64_t capacity) {
+  return copy_out(model_json(model->model), text, capacity);
+}
+int linnet_model_score(const linnet_model* model, const char* text, int64_t bytes, int64_t length, int64_t stride,
+                       int64_t limit, linnet_text_score* score, char* message, size_t message_bytes) {
+  return report(message, message_bytes, [&]() -> Status {
+    if (text == nullptr) return bad_input("linnet_model_score: text is NULL");
+    if (!model->model.summary().causal) return bad_input("linnet_model_score: the model predicts no next token");
+    TextOptions options;
+    options.length = length > 0 ? length : std::min<int64_t>(1024, model->model.context());
+    options.stride = stride;
+    options.limit = limit;
+    TextScore found;
+    LINNET_TRY(score_text(model->model, {text, static_cast<size_t>(std::max<int64_t>(bytes, 0))}, options, {}, found));
+    *score = {found.tokens, found.scored, found.bytes, found.windows, found.loss, found.perplexity, found.bits_per_byte};
+    return {};
+  });
+}
+int linnet_model_recall(const linnet_model* model, int64_t length, int64_t trials, uint64_t seed, int64_t* passkeys,
+                        int64_t* associations, char* message, size_t message_bytes) {
+  return report(message, message_bytes, [&]() -> Status {
+    if (!model->model.summary().causal) return bad_input("linnet_model_recall: the model predicts no next token");
+    std::vector<RecallScore> found;
+    LINNET_TRY(score_recall(model->model, {length}, trials, seed, {}, found));
+    *passkeys = *associations = 0;
+    for (const RecallScore& score : found) *(score.task == "passkey" ? passkeys : associations) += score.right;
+    return {};
+  });
 }
 
 void linnet_model_free(linnet_model* model) { delete model; }

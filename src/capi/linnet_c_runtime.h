@@ -34,7 +34,18 @@ typedef struct linnet_model linnet_model;
 // A folder with config.json and safetensors, or a GGUF file. weights: "f32", "bf16", "q8", "q4", or NULL: as in the file.
 LINNET_API linnet_model* linnet_model_open(const char* path, const char* weights, int threads, char* message,
                                            size_t message_bytes);
+typedef struct {
+  const char* weights;    // as in linnet_model_open
+  const char* attention;  // "f32", "bf16": what softmax attention computes in and its cache holds; NULL: f32 with f32 matrices
+  int threads;            // 0: LINNET_THREADS, else one per core
+} linnet_model_options;
+// The same with every option; options NULL: the defaults.
+LINNET_API linnet_model* linnet_model_load(const char* path, const linnet_model_options* options, char* message,
+                                           size_t message_bytes);
 LINNET_API void linnet_model_free(linnet_model* model);
+// What `linnet info MODEL --json` prints. The number of bytes; at most `capacity` of them are written, without a zero at the
+// end.
+LINNET_API int64_t linnet_model_json(const linnet_model* model, char* text, int64_t capacity);
 LINNET_API int64_t linnet_model_vocabulary(const linnet_model* model);
 LINNET_API int64_t linnet_model_context(const linnet_model* model);
 LINNET_API int64_t linnet_model_hidden(const linnet_model* model);
@@ -59,6 +70,18 @@ LINNET_API int linnet_model_embed(const linnet_model* model, const int32_t* ids,
                                   size_t message_bytes);
 LINNET_API int linnet_model_classify(const linnet_model* model, const float* pixels, int64_t count, float* out, char* message,
                                      size_t message_bytes);
+
+// What `linnet eval MODEL --text` prints: windows of `length` tokens (0: 1024, at most the context), each `stride` behind the
+// last (0: length), of the first `limit` tokens (0: all).
+typedef struct {
+  int64_t tokens, scored, bytes, windows;
+  double loss, perplexity, bits_per_byte;
+} linnet_text_score;
+LINNET_API int linnet_model_score(const linnet_model* model, const char* text, int64_t bytes, int64_t length, int64_t stride,
+                                  int64_t limit, linnet_text_score* score, char* message, size_t message_bytes);
+// What `linnet eval MODEL --recall --length N` prints: how many of `trials` pass keys and associations were found again.
+LINNET_API int linnet_model_recall(const linnet_model* model, int64_t length, int64_t trials, uint64_t seed, int64_t* passkeys,
+                                   int64_t* associations, char* message, size_t message_bytes);
 
 typedef struct linnet_session linnet_session;
 LINNET_API linnet_session* linnet_session_start(const linnet_model* model, char* message, size_t message_bytes);

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/json.h"
+#include "core/files/json.h"
 
 namespace linnet {
 

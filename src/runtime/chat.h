@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "../core/status.h"
-#include "tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace linnet {
 

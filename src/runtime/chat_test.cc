@@ -4,13 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
-#include "runtime/pretokenize.h"
 #include "runtime/sampler.h"
-#include "runtime/unicode.h"
+#include "runtime/tokenizer/pretokenize.h"
+#include "runtime/tokenizer/unicode.h"
 
 namespace linnet {
 namespace {
@@ -94,6 +95,11 @@ TEST(Sampler, FollowsItsOptions) {
   EXPECT_GT(draws({.temperature = 1, .top_p = 0.9})[2], 0);
   EXPECT_EQ(draws({.temperature = 1, .min_p = 0.3})[0], 0);
   EXPECT_GT(draws({.temperature = 1, .min_p = 0.3})[2], 0);
+  EXPECT_EQ(draws({.temperature = 1, .top_k = 1})[1], 20000);
+  const std::vector<float> endless = {1.0f, INFINITY, -INFINITY};
+  EXPECT_EQ(Sampler({.temperature = 1}).next(endless.data(), 3), 1);
+  const std::vector<float> nothing = {NAN, -INFINITY, -INFINITY};
+  EXPECT_EQ(Sampler({.temperature = 1, .top_p = 0.5}).next(nothing.data(), 3), 1);
   Sampler penalised({.repeat_penalty = 2});
   penalised.accept(1);
   EXPECT_EQ(penalised.next(logits.data(), n), 3);
@@ -101,6 +107,25 @@ TEST(Sampler, FollowsItsOptions) {
   EXPECT_FALSE(check_sampling(SamplerOptions{.top_p = 0}).ok());
   EXPECT_FALSE(check_sampling(SamplerOptions{.temperature = NAN}).ok());
   EXPECT_TRUE(check_sampling(SamplerOptions{}).ok());
+}
+
+// Many tokens, most of them far from likely: the kept ones have their probabilities, whatever the order they are found in.
+TEST(Sampler, DrawsFromManyTokens) {
+  std::vector<float> logits(5000);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = -0.02f * static_cast<float>(i * 2677 % 5000);
+  double total = 0, sum = 0, least = 0;
+  std::vector<float> sorted = logits;
+  std::sort(sorted.rbegin(), sorted.rend());
+  for (const float x : sorted) total += std::exp(static_cast<double>(x));
+  for (size_t i = 0; sum < 0.9 * total; ++i) sum += std::exp(static_cast<double>(least = sorted[i]));
+  Sampler sampler({.temperature = 1, .top_p = 0.9});
+  int first = 0;
+  for (int i = 0; i < 4000; ++i) {
+    const int32_t token = sampler.next(logits.data(), 5000);
+    ASSERT_GE(logits[static_cast<size_t>(token)], least);
+    first += token == 0;
+  }
+  EXPECT_NEAR(first / 4000.0, 1 / sum, 5 * std::sqrt(1 / sum / 4000));
 }
 
 TEST(Unicode, CompletesAndRepairs) {

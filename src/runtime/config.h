@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/json.h"
+#include "core/files/json.h"
 #include "core/status.h"
 
 namespace linnet {

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kFormat = 1, kMostKeys = int64_t{1} << 40, kMostFeatures = 65536;
 
-const char* kMechanisms[] = {"softmax", "window", "distill", "hybrid", "gdn", "gla", "monarch", "hierarchical"};
+const char* kMechanisms[] = {"softmax", "window",       "distill",  "hybrid", "gdn",         "gla",
+                             "monarch", "hierarchical", "hedgehog", "t2r",    "hybrid-exact"};
 
 bool is_causal(const BlockSpec& block) {
   return std::none_of(block.options.begin(), block.options.end(),
@@ -36,10 +37,11 @@ ConvertedLayer read_layer(Config& entry) {
     if (items.value().count(window) != nullptr || window > kMostKeys) entry.refuse("linnet.layers: windows holds no count");
     layer.windows.push_back(window);
   }
-  const bool needs_window = (m == "window" && layer.windows.empty()) || m == "hybrid";
+  const bool needs_window = (m == "window" && layer.windows.empty()) || m == "hybrid" || m == "hybrid-exact";
   layer.window = needs_window ? entry.count("window", 1, kMostKeys) : entry.count("window", 0, kMostKeys, 0);
   layer.sinks = entry.count("sinks", 0, kMostKeys, 0);
-  if (m == "distill" || m == "hybrid") layer.features = entry.count("features", 1, kMostFeatures);
+  if (m == "distill" || m == "hybrid" || m == "hedgehog" || m == "t2r" || m == "hybrid-exact")
+    layer.features = entry.count("features", 1, kMostFeatures);
   layer.form = entry.text("form", "sliding");
   layer.block = entry.count("block", 0, kMostKeys, 0);
   layer.steps = entry.count("steps", 1, 1000, 1);
@@ -83,16 +85,35 @@ void ConvertedLayer::write(JsonWriter& w) const {
   w.end_object();
 }
 
+int64_t window_of(const BlockSpec& block) {
+  for (const layers::Setting& s : block.options) {
+    if (s.name != "window") continue;
+    const size_t comma = s.text.find(',');
+    const int64_t left = std::atoll(s.text.c_str()),
+                  right = comma < s.text.size() ? std::atoll(s.text.c_str() + comma + 1) : -1;
+    if (left < 0 || (right < 0 && !is_causal(block))) return 0;
+    return left + 1 + (is_causal(block) ? 0 : right);
+  }
+  return 0;
+}
+
 Status convert_block(const ConvertedLayer& layer, BlockSpec& block) {
   if (layer.mechanism == "softmax") return {};
   if (block.mixer != "softmax_attention") {
     return bad_input("layer " + std::to_string(layer.index) + " is " + block.mixer + ", expected softmax_attention");
   }
-  // A window of the model's own: no mechanism may see more than it.
-  for (const layers::Setting& s : block.options) {
-    if (s.name == "window" || s.name == "prefix") {
-      return bad_input("layer " + std::to_string(layer.index) + " has a window of its own and cannot be converted");
+  // A window of the model's own: beside the first keys, no mechanism sees more than it.
+  if (const int64_t own = window_of(block); own > 0) {
+    const std::string sees =
+        "layer " + std::to_string(layer.index) + " has a window of its own, " + std::to_string(own) + " keys";
+    if (layer.mechanism != "window") return bad_input(sees + ", and cannot be " + layer.mechanism + ", only a smaller window");
+    std::vector<int64_t> windows = layer.windows;
+    if (windows.empty()) windows.push_back(layer.window);
+    for (const int64_t w : windows) {
+      if (w == 0 || w > own)
+        return bad_input(sees + ", expected no larger one than that, not " + (w > 0 ? std::to_string(w) : "all"));
     }
+    std::erase_if(block.options, [](const layers::Setting& s) { return s.name == "window"; });
   }
   const bool window = layer.mechanism == "window" && layer.windows.empty();
   if (window) {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/json.h"
+#include "core/files/json.h"
 #include "core/status.h"
 #include "runtime/description.h"
 
@@ -32,7 +32,10 @@ struct ConvertedLayer {
   void write(JsonWriter& writer) const;  // as the object above
 };
 
-// The mixer of a block becomes the layer's; `softmax` changes nothing. The block is a softmax_attention.
+// Keys of the window that a softmax_attention has; 0: it sees all keys on a side.
+int64_t window_of(const BlockSpec& block);
+// The mixer of a block becomes the layer's; `softmax` changes nothing. The block is a softmax_attention; one that has a window
+// of its own becomes nothing but smaller windows.
 Status convert_block(const ConvertedLayer& layer, BlockSpec& block);
 // Reads the section "linnet" of a config and converts the blocks.
 Status apply_conversion(Config& config, Description& d);

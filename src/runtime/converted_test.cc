@@ -156,6 +156,61 @@ TEST(Converted, BlockByBlockIsTheModel) {
   }
 }
 
+// A long text goes through a block in pieces, and behind the model's context where positions are computed.
+TEST(Converted, LongTextsInPieces) {
+  constexpr int64_t kTokens = 4500;
+  std::string config = made::config_of("llama");
+  const std::string folder = folder_of("layered_long"), short_folder = folder_of("layered_short");
+  ASSERT_TRUE(made::make(short_folder, config).ok());
+  const std::string context = "\"max_position_embeddings\": 2048";
+  ASSERT_NE(config.find(context), std::string::npos);
+  config.replace(config.find(context), context.size(), "\"max_position_embeddings\": 8192");
+  ASSERT_TRUE(made::make(folder, config).ok());
+  const Model model = load(folder), beyond = load(short_folder);
+  std::vector<float> expected;
+  ASSERT_TRUE(model.hidden(some_tokens(kTokens), expected).ok());
+  for (const Model* each : {&model, &beyond}) {
+    const LayeredModel parts(*each);
+    EXPECT_TRUE(parts.goes_beyond());
+    std::vector<float> x, y;
+    ASSERT_TRUE(parts.embed(some_tokens(kTokens), x).ok());
+    for (int64_t i = 0; i < parts.layers(); ++i) {
+      HeadTaps taps;
+      ConvertedLayer layer;
+      layer.index = i;
+      const Status status = parts.block(layer, x, y, nullptr, &taps);
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(taps.q.size(), static_cast<size_t>(kTokens * parts.heads(i) * parts.key(i)));
+      EXPECT_EQ(taps.k.size(), static_cast<size_t>(kTokens * parts.kv_heads(i) * parts.key(i)));
+      // What the heads were given explains what they gave: the last row of the last head, from its taps.
+      const int64_t h = taps.heads - 1, group = h / (taps.heads / taps.kv_heads);
+      const float* q = taps.q.data() + ((kTokens - 1) * taps.heads + h) * taps.key;
+      double total = 0, read = 0;
+      for (int64_t j = 0; j < kTokens; ++j) {
+        double score = 0;
+        for (int64_t c = 0; c < taps.key; ++c) {
+          score += static_cast<double>(q[c]) *
+                   static_cast<double>(taps.k[static_cast<size_t>((j * taps.kv_heads + group) * taps.key + c)]);
+        }
+        const double weight = std::exp(score * taps.scale);
+        total += weight;
+        read += weight * static_cast<double>(taps.v[static_cast<size_t>((j * taps.kv_heads + group) * taps.value)]);
+      }
+      EXPECT_NEAR(static_cast<double>(taps.out[static_cast<size_t>(((kTokens - 1) * taps.heads + h) * taps.value)]),
+                  read / total, 1e-5);
+      x.swap(y);
+    }
+    ASSERT_TRUE(parts.finish(x).ok());
+    EXPECT_LT(difference(x, expected), 1e-4);
+  }
+  ASSERT_TRUE(made::make(short_folder, made::config_of("gpt2")).ok());
+  const Model table = load(short_folder);
+  std::vector<float> x;
+  EXPECT_FALSE(LayeredModel(table).goes_beyond());
+  EXPECT_NE(LayeredModel(table).embed(some_tokens(kTokens), x).message().find("more than the model's context"),
+            std::string::npos);
+}
+
 TEST(Converted, WhatIsRefused) {
   struct Case {
     std::string family, layers, sentence;

@@ -58,19 +58,28 @@ class ModelRecorder {
       const Value logits =
           l_.dense(x, l_.weight(d_.tied ? "embed_tokens.weight" : "lm_head.weight", {d_.vocabulary, d_.hidden}), bias);
       const std::string cap = number_text(d_.logit_cap);
-      l_.output(d_.logit_cap > 0 ? l_.map(cap + " * tanh(x / " + cap + ")", {{"x", logits}}) : logits);
+      if (d_.logit_cap > 0) {
+        l_.output(l_.map(cap + " * tanh(x / " + cap + ")", {{"x", logits}}));
+      } else {
+        l_.output(d_.logit_scale != 1 ? l_.map("x * " + number_text(d_.logit_scale), {{"x", logits}}) : logits);
+      }
     }
     return l_.finish(record);
   }
 
  private:
   Value embedded() {
-    const Value x = d_.image > 0 ? patches() : tokens();
-    return d_.embed_norm ? norm("embed_norm", x) : x;
+    Value x = d_.image > 0 ? patches() : tokens();
+    if (d_.embed_norm) x = norm("embed_norm", x, table_width());
+    if (d_.embed_width == 0) return x;
+    return l_.dense(x, l_.weight("embed_project.weight", {d_.hidden, d_.embed_width}),
+                    l_.weight("embed_project.bias", {d_.hidden}));
   }
 
+  int64_t table_width() const { return d_.embed_width > 0 ? d_.embed_width : d_.hidden; }
   Value embedding(const char* name, int64_t rows, Value ids) {
-    return l_.op("embedding", {{"table", l_.weight(std::string(name) + ".weight", {rows, d_.hidden})}, {"ids", ids}}, {}, name);
+    const Value table = l_.weight(std::string(name) + ".weight", {rows, table_width()});
+    return l_.op("embedding", {{"table", table}, {"ids", ids}}, {}, name);
   }
 
   Value tokens() {
@@ -92,19 +101,25 @@ class ModelRecorder {
 
   Value add(Value x, Value y) { return l_.op("add", {{"x", x}, {"y", y}}); }
 
-  Value norm(const std::string& name, Value x) {
+  Value norm(const std::string& name, Value x) { return norm(name, x, d_.hidden); }
+  Value norm(const std::string& name, Value x, int64_t width) {
     std::vector<Setting> eps = {{"eps", number_text(d_.eps)}};
-    const Value weight = l_.weight(name + ".weight", {d_.hidden}, d_.plus_one ? layers::zeros() : layers::ones());
-    if (d_.plus_one) eps.push_back({"plus_one", "1"});
-    if (d_.rms) return l_.op("rms_norm", {{"x", x}, {"weight", weight}}, eps, name);
-    return l_.op("layer_norm",
-                 {{"x", x}, {"weight", weight}, {"bias", l_.weight(name + ".bias", {d_.hidden}, layers::zeros())}}, eps, name);
+    if (!d_.rms && !d_.norm_weight) return l_.op("layer_norm", {{"x", x}}, eps, name);
+    Value weight = l_.weight(name + ".weight", {width}, d_.plus_one ? layers::zeros() : layers::ones());
+    if (d_.rms) {
+      if (d_.plus_one) eps.push_back({"plus_one", "1"});
+      return l_.op("rms_norm", {{"x", x}, {"weight", weight}}, eps, name);
+    }
+    if (d_.plus_one) weight = l_.map("1 + w", {{"w", weight}}, name + ".factor");
+    const Value bias = d_.norm_bias ? l_.weight(name + ".bias", {width}, layers::zeros()) : Value();
+    return l_.op("layer_norm", {{"x", x}, {"weight", weight}, {"bias", bias}}, eps, name);
   }
 
   Value mixer(const BlockSpec& spec, Value x) {
     Recorder::Scope scope(l_, "self_attn");
-    return layers::record_layer(l_, spec.mixer, spec.options, x);
+    return scaled(layers::record_layer(l_, spec.mixer, spec.options, x));
   }
+  Value scaled(Value y) { return d_.residual_scale == 1 ? y : l_.map("y * " + number_text(d_.residual_scale), {{"y", y}}); }
 
   Value mlp(const MlpSpec& spec, Value x) {
     Recorder::Scope scope(l_, "mlp");
@@ -120,14 +135,14 @@ class ModelRecorder {
     } else {
       y = l_.op("activation", {{"x", map("up_proj", x, d_.hidden, spec.inner)}}, {{"act", spec.act}});
     }
-    return map("down_proj", y, spec.inner, d_.hidden);
+    return scaled(map("down_proj", y, spec.inner, d_.hidden));
   }
 
   Value block(const BlockSpec& spec, Value x) {
     const bool has_mlp = spec.mlp.kind != MlpSpec::Kind::none;
     switch (d_.order) {
       case BlockOrder::pre:
-        x = add(x, mixer(spec, norm("input_layernorm", x)));
+        x = add(x, mixer(spec, spec.input_norm ? norm("input_layernorm", x) : x));
         return has_mlp ? add(x, mlp(spec.mlp, norm("post_attention_layernorm", x))) : x;
       case BlockOrder::post:
         x = norm("input_layernorm", add(x, mixer(spec, x)));

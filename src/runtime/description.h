@@ -43,7 +43,8 @@ struct BlockSpec {
   std::string mixer = "softmax_attention";  // a name of layers::find_layer
   std::vector<layers::Setting> options;
   MlpSpec mlp;
-  std::string label;  // what stands in softmax's place in a converted model: "window 512 + 4"
+  bool input_norm = true;  // order pre: the mixer reads norm(x), else x
+  std::string label;       // what stands in softmax's place in a converted model: "window 512 + 4"
 };
 
 // How a tensor of the model is found in files: `#` stands for the number of a layer, `*` at the end for the rest of the name.
@@ -53,7 +54,7 @@ struct NameRule {
   int64_t part = 0, parts = 1;   // rows part / parts .. (part + 1) / parts of it, in our order
   int64_t permuted_heads = 0;    // rows of each head are in the order of interleaved pairs: GGUF's q and k of llama
   int64_t joined_heads = 0;      // the parts lie head by head: q k v of head 0, q k v of head 1, ..
-  int64_t first = 0, total = 0;  // instead of part / parts: rows from `first` on of a tensor of `total` rows
+  int64_t first = 0, total = 0;  // instead of part / parts: rows from `first` on of a tensor of `total` rows, or of each head's
 };
 
 struct Description {
@@ -61,16 +62,20 @@ struct Description {
   bool causal = true;
   int64_t hidden = 0, vocabulary = 0, context = 0;
   BlockOrder order = BlockOrder::pre;
-  bool rms = true;        // norms: root mean square; otherwise layer norm with a bias
-  bool plus_one = false;  // of rms norms: times 1 + weight
+  bool rms = true;                            // norms: root mean square; otherwise layer norm with a bias
+  bool plus_one = false;                      // times 1 + weight
+  bool norm_weight = true, norm_bias = true;  // what a layer norm has
   double eps = 1e-6;
   int64_t positions = 0, types = 0;  // rows of learned tables that are added to the token's; 0: none
   bool embed_norm = false, final_norm = true;
   bool tied = false;  // lm_head is embed_tokens
   bool head = true;   // it has logits
   bool head_bias = false;
-  double embed_scale = 1;  // times the token's embedding
-  double logit_cap = 0;    // logits become cap tanh(logit / cap); 0: off
+  int64_t embed_width = 0;    // of the tables, which a projection widens to hidden; 0: hidden
+  double embed_scale = 1;     // times the token's embedding
+  double residual_scale = 1;  // times what a block adds
+  double logit_scale = 1;
+  double logit_cap = 0;  // logits become cap tanh(logit / cap); 0: off
   // Images: patches of `patch` squared pixels behind a class token and, where there are two, a distillation token.
   int64_t image = 0, patch = 0, channels = 0, classes = 0, class_tokens = 1;
   bool two_heads = false;  // the mean of two classifiers, one for each of those tokens

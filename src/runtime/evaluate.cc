@@ -4,6 +4,9 @@
 #include <chrono>
 #include <cmath>
 
+#include "core/files/json.h"
+#include "core/op.h"
+
 namespace linnet {
 
 namespace {
@@ -138,6 +141,29 @@ Status score_text(const Model& model, const std::string& text, const TextOptions
   return {};
 }
 
+namespace {
+
+int64_t tokens_in(const Model& model, const std::string& text) {
+  return static_cast<int64_t>(model.tokenizer().encode(text, {false, false}).size());
+}
+
+// Tokens of a puzzle around what fills it, the answer among them.
+int64_t frame(const Model& model, bool is_passkey) {
+  uint64_t random = 0;
+  if (!is_passkey) return std::max<int64_t>(16, tokens_in(model, associative(1, random).answer) + 4);
+  const Puzzle puzzle = passkey(1, 0.5, random);
+  return std::max<int64_t>(64,
+                           tokens_in(model, puzzle.prompt) - tokens_in(model, kFiller) + tokens_in(model, puzzle.answer) + 4);
+}
+
+}  // namespace
+
+int64_t shortest_recall(const Model& model) {
+  uint64_t random = 0;
+  return std::max(frame(model, true) + tokens_in(model, kFiller),
+                  frame(model, false) + tokens_in(model, associative(2, random).prompt));
+}
+
 Status score_recall(const Model& model, const std::vector<int64_t>& lengths, int64_t trials, uint64_t seed,
                     const Progressed& progressed, std::vector<RecallScore>& out) {
   out.clear();
@@ -151,14 +177,19 @@ Status score_recall(const Model& model, const std::vector<int64_t>& lengths, int
   int64_t done = 0;
   for (const char* task : {"passkey", "associative"}) {
     const bool is_passkey = std::string(task) == "passkey";
+    const int64_t around = frame(model, is_passkey);
     for (const int64_t length : lengths) {
       if (length > model.context()) {
         return bad_input("recall at length " + std::to_string(length) + " is beyond the model's context of " +
                          std::to_string(model.context()));
       }
+      if (length < shortest_recall(model)) {
+        return bad_input("recall at length " + std::to_string(length) + " leaves no room: the question takes " +
+                         std::to_string(shortest_recall(model)) + " tokens of this model");
+      }
       RecallScore score{task, length, trials, 0};
       for (int64_t i = 0; i < trials; ++i) {
-        const double room = static_cast<double>(length) - (is_passkey ? 64 : 16);
+        const double room = static_cast<double>(length - around);
         const int64_t units = std::max<int64_t>(1, static_cast<int64_t>(room / (is_passkey ? filler : pair)));
         const Puzzle puzzle = is_passkey ? passkey(units, (static_cast<double>(i) + 0.5) / static_cast<double>(trials), random)
                                          : associative(units, random);
@@ -171,6 +202,29 @@ Status score_recall(const Model& model, const std::vector<int64_t>& lengths, int
     }
   }
   return {};
+}
+
+std::string model_json(const Model& model) {
+  const ModelSummary& s = model.summary();
+  ChatTemplate chat;
+  const std::string form = model.chat(chat).ok() ? chat_form_name(chat.form()) : "none that is known";
+  const Impl* impl = nullptr;
+  const Op* dense = find_op("dense");
+  const std::string here = dense != nullptr && choose_impl(*dense, Pass::forward, {}, &impl).ok() ? impl->name : "";
+  JsonWriter w(2);
+  w.begin_object().member("path", s.path).member("family", s.family).member("format", s.format).member("weights", s.weights);
+  w.member("attention", s.attention);
+  w.member("parameters", s.parameters).member("weight_bytes", s.weight_bytes).member("hidden", s.hidden);
+  w.member("vocabulary", s.vocabulary).member("context", s.context).member("causal", s.causal);
+  w.member("state_bytes", s.state_bytes).member("state_bytes_per_token", s.state_per_token);
+  w.member("tokenizer", model.has_tokenizer() ? model.tokenizer().kind() : "none").member("chat", form).member("dense", here);
+  w.key("blocks").begin_array();
+  for (const ModelSummary::Block& block : s.blocks) {
+    w.begin_object().member("order", block.order).member("mixer", block.mixer).member("mlp", block.mlp);
+    w.member("parameters", block.parameters).end_object();
+  }
+  w.end_array().end_object();
+  return w.text();
 }
 
 }  // namespace linnet

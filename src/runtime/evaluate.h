@@ -40,7 +40,11 @@ struct RecallScore {
   std::string task;  // passkey, associative
   int64_t length = 0, trials = 0, right = 0;
 };
+int64_t shortest_recall(const Model& model);  // tokens of the shortest of these puzzles
 Status score_recall(const Model& model, const std::vector<int64_t>& lengths, int64_t trials, uint64_t seed,
                     const Progressed& progressed, std::vector<RecallScore>& out);
+
+// What `linnet info MODEL --json` prints.
+std::string model_json(const Model& model);
 
 }  // namespace linnet

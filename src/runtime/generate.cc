@@ -51,7 +51,7 @@ Status generate(const Model& model, Session& session, const std::vector<int32_t>
   out.prompt_tokens = static_cast<int64_t>(prompt.size());
   std::vector<float> logits;
   Clock::time_point start = Clock::now();
-  LINNET_TRY(session.prefill(prompt, logits));
+  LINNET_TRY(session.prefill(prompt, logits, options.progress));
   out.prompt_seconds = since(start);
   for (const int32_t token : prompt) sampler.accept(token);
   TextStream stream(model.tokenizer());

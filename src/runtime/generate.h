@@ -16,9 +16,10 @@
 namespace linnet {
 
 struct GenerateOptions {
-  int64_t tokens = 256;            // at most
-  std::vector<std::string> stops;  // texts before which the output ends
-  std::vector<int32_t> ends;       // further tokens that end the text
+  int64_t tokens = 256;                        // at most
+  std::vector<std::string> stops;              // texts before which the output ends
+  std::vector<int32_t> ends;                   // further tokens that end the text
+  std::function<void(int64_t)> progress = {};  // gets the tokens of a long prompt that are done
 };
 
 struct Generation {

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "core/file.h"
-#include "core/safetensors.h"
+#include "core/files/file.h"
+#include "core/files/safetensors.h"
 #include "layers/record.h"
 #include "runtime/config.h"
 #include "runtime/description.h"
-#include "runtime/tokenizer.h"
+#include "runtime/tokenizer/tokenizer.h"
 #include "runtime/weights.h"
 
 namespace linnet::made {

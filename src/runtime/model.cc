@@ -6,9 +6,10 @@
 #include <cmath>
 #include <utility>
 
-#include "core/file.h"
-#include "core/json.h"
-#include "runtime/gguf_config.h"
+#include "core/cuda/driver.h"
+#include "core/files/file.h"
+#include "core/files/json.h"
+#include "runtime/files/gguf_config.h"
 
 namespace linnet {
 
@@ -44,8 +45,19 @@ Status Model::Inner::load(const std::string& path, const ModelOptions& options) 
       options.weights != "q4") {
     return bad_input("weights is '" + options.weights + "', expected f32, bf16, q8 or q4");
   }
+  if (!options.attention.empty() && options.attention != "f32" && options.attention != "bf16") {
+    return bad_input("attention is '" + options.attention + "', expected f32 or bf16");
+  }
   if (options.threads < 0 || options.threads > 1024) {
     return bad_input("threads is " + std::to_string(options.threads) + ", expected 0 to 1024");
+  }
+  if (!options.device.empty() && options.device != "cpu" && options.device != "cuda") {
+    return bad_input("device is '" + options.device + "', expected cpu or cuda");
+  }
+  if (options.device == "cuda") {
+    if (const std::string reason = cuda::missing(); !reason.empty()) return impossible("device is cuda: " + reason);
+    run.device = Device::cuda;
+    run.uploads = std::make_shared<layers::Uploads>();
   }
   if (options.threads > 0) own_threads = std::make_unique<ThreadPool>(options.threads);
   executor = own_threads ? own_threads.get() : &default_executor();
@@ -72,8 +84,9 @@ Status Model::Inner::load(const std::string& path, const ModelOptions& options) 
   std::vector<const layers::Record*> records = {&body_record};
   if (has_head) records.push_back(&head_record);
   LINNET_TRY(weights.load(files, d, records, options.weights, *executor));
-  layers::RunnerOptions run;
   if (weights.kinds() == "bf16") run.rounding = "bf16";
+  const bool narrow = options.attention.empty() ? weights.kinds() != "f32" : options.attention == "bf16";
+  if (narrow) run.attention = Dtype::bf16;
   LINNET_TRY(layers::Runner::make(std::move(body_record), run, &body));
   LINNET_TRY(weights.bind(body));
   if (has_head) {
@@ -128,6 +141,7 @@ Status Model::Inner::summarize(const std::string& path) {
   s.family = d.family;
   s.format = files.is_gguf() ? "GGUF" : "safetensors";
   s.weights = weights.kinds();
+  s.attention = dtype_name(run.attention);
   s.causal = d.causal;
   s.images = d.image > 0;
   s.hidden = d.hidden;
@@ -142,8 +156,8 @@ Status Model::Inner::summarize(const std::string& path) {
     int64_t none = 0, some = 0;
     // Far behind every window: what grows without end.
     constexpr int64_t far = int64_t{1} << 24;
-    LINNET_TRY(layers::state_bytes(body.record(), far, Dtype::f32, &none));
-    LINNET_TRY(layers::state_bytes(body.record(), far + 1024, Dtype::f32, &some));
+    LINNET_TRY(layers::state_bytes(body.record(), far, Dtype::f32, &none, run.attention));
+    LINNET_TRY(layers::state_bytes(body.record(), far + 1024, Dtype::f32, &some, run.attention));
     s.state_per_token = static_cast<double>(some - none) / 1024;
     s.state_bytes = none - static_cast<int64_t>(s.state_per_token * static_cast<double>(far));
   }

@@ -28,6 +28,7 @@ struct Model::Inner {
   Executor* executor = nullptr;
   std::mutex mutex;  // a runner runs one call at a time
   layers::Runner body, head;
+  layers::RunnerOptions run;  // of both
 
   Status load(const std::string& path, const ModelOptions& options);
   Status check_tokens(const std::vector<int32_t>& tokens, int64_t position) const;

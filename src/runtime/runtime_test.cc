@@ -10,8 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "core/file.h"
-#include "core/safetensors.h"
+#include "core/files/file.h"
+#include "core/files/safetensors.h"
+#include "core/tolerance.h"
 #include "layers/record.h"
 #include "runtime/config.h"
 #include "runtime/description.h"
@@ -154,6 +155,12 @@ TEST(Model, ThreadsChangeNothing) {
       const Model model = load(folder, {weights, threads});
       std::vector<float> logits;
       ASSERT_TRUE(model.logits(some_tokens(40), logits).ok());
+      Session session;
+      std::vector<float> last;
+      ASSERT_TRUE(model.start(session).ok());
+      ASSERT_TRUE(session.prefill(some_tokens(300), last).ok());
+      ASSERT_TRUE(session.decode(5, last).ok());
+      logits.insert(logits.end(), last.begin(), last.end());
       if (expected.empty()) expected = logits;
       EXPECT_EQ(expected, logits) << weights << " " << threads;
     }
@@ -172,6 +179,30 @@ TEST(Model, HeldInFewerBitsStaysNear) {
     const double difference = largest_difference(exact.data(), logits.data(), exact.size());
     EXPECT_LT(difference, bound) << weights;
     EXPECT_GT(difference, 0) << weights;
+  }
+}
+
+// The cache of softmax attention is f32 with f32 matrices and bf16 with smaller ones, unless the caller says otherwise.
+TEST(Model, AttentionInFewerBits) {
+  const double gate = max_gate(rms_gate(Dtype::bf16, Pass::forward, Against::reference, false, 0, Rounding::matrix_units));
+  const std::string folder = make_model("attention", linnet_config("pre", kSoftmax));
+  const struct {
+    const char *weights, *attention, *held;
+  } cases[] = {{"", "", "f32"}, {"", "bf16", "bf16"}, {"q8", "", "bf16"}, {"q8", "f32", "f32"}, {"bf16", "", "bf16"}};
+  int64_t wide = 0;
+  for (const auto& c : cases) {
+    const Model model = load(folder, {.weights = c.weights, .attention = c.attention});
+    EXPECT_EQ(model.summary().attention, c.held) << c.weights;
+    Session session;
+    std::vector<float> all, last;
+    ASSERT_TRUE(model.start(session).ok());
+    ASSERT_TRUE(session.prefill(some_tokens(37), last).ok());
+    ASSERT_TRUE(model.logits(some_tokens(37), all).ok());
+    EXPECT_LT(largest_difference(all.data() + 36 * 96, last.data(), 96), gate) << c.weights << " " << c.attention;
+    if (wide == 0) wide = session.state_bytes();
+    const bool half = c.held == std::string("bf16");
+    EXPECT_LE(session.state_bytes(), half ? wide / 2 + 64 : wide) << c.weights << " " << c.attention;
+    EXPECT_EQ(model.summary().state_per_token, half ? 2 * 2 * 2 * 16 * 2 : 2 * 2 * 2 * 16 * 4);
   }
 }
 
@@ -214,6 +245,8 @@ TEST(Model, WhatItRefuses) {
   }
   EXPECT_NE(Model::load(folder + "/nowhere", {}, out).message().find("no such file"), std::string::npos);
   EXPECT_NE(Model::load(folder, {"q3"}, out).message().find("weights is 'q3'"), std::string::npos);
+  EXPECT_NE(Model::load(folder, {.attention = "q8"}, out).message().find("attention is 'q8', expected f32 or bf16"),
+            std::string::npos);
 }
 
 TEST(Model, ANumberThatIsNotFiniteIsNamed) {

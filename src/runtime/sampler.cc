@@ -28,10 +28,11 @@ double Sampler::uniform() {  // splitmix64
 }
 
 int32_t Sampler::next(const float* logits, int64_t vocabulary) {
-  candidates_.clear();
-  candidates_.reserve(static_cast<size_t>(vocabulary));
-  for (int64_t i = 0; i < vocabulary; ++i) candidates_.emplace_back(logits[i], static_cast<int32_t>(i));
+  const auto before = [](const Candidate& a, const Candidate& b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+  };
   if (options_.repeat_penalty != 1) {
+    penalised_.assign(logits, logits + vocabulary);
     const size_t back = std::min(history_.size(), static_cast<size_t>(std::max<int64_t>(options_.repeat_last, 0)));
     std::vector<int32_t> seen(history_.end() - static_cast<ptrdiff_t>(back), history_.end());
     std::sort(seen.begin(), seen.end());
@@ -39,40 +40,55 @@ int32_t Sampler::next(const float* logits, int64_t vocabulary) {
     const float penalty = static_cast<float>(options_.repeat_penalty);
     for (const int32_t id : seen) {
       if (id < 0 || id >= vocabulary) continue;
-      float& x = candidates_[static_cast<size_t>(id)].first;
+      float& x = penalised_[static_cast<size_t>(id)];
       x = x > 0 ? x / penalty : x * penalty;
     }
+    logits = penalised_.data();
   }
-  candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), [](const auto& c) { return std::isnan(c.first); }),
-                    candidates_.end());
-  if (candidates_.empty()) return 0;
-  const auto before = [](const auto& a, const auto& b) { return a.first != b.first ? a.first > b.first : a.second < b.second; };
-  if (options_.temperature == 0) return std::min_element(candidates_.begin(), candidates_.end(), before)->second;
+  int64_t best = -1;
+  for (int64_t i = 0; i < vocabulary; ++i) {
+    if (best < 0 ? !std::isnan(logits[i]) : logits[i] > logits[best]) best = i;
+  }
+  if (best < 0 || options_.temperature == 0) return static_cast<int32_t>(std::max<int64_t>(best, 0));
 
+  // Relative to the most likely token, which has weight 1. What is below kNothing adds up to less than any draw can tell.
+  constexpr double kNothing = -46;  // e^-46 = 1e-20
+  candidates_.clear();
+  for (int64_t i = 0; i < vocabulary; ++i) {
+    const double exponent = (static_cast<double>(logits[i]) - logits[best]) / options_.temperature;
+    if (i == best) {  // infinite logits, too
+      candidates_.push_back({logits[i], static_cast<int32_t>(i), 1});
+    } else if (exponent > kNothing) {
+      candidates_.push_back({logits[i], static_cast<int32_t>(i), std::exp(exponent)});
+    }
+  }
   if (options_.top_k > 0 && options_.top_k < static_cast<int64_t>(candidates_.size())) {
     std::nth_element(candidates_.begin(), candidates_.begin() + (options_.top_k - 1), candidates_.end(), before);
     candidates_.resize(static_cast<size_t>(options_.top_k));
   }
-  std::sort(candidates_.begin(), candidates_.end(), before);
-  std::vector<double> weight(candidates_.size());
+  if (options_.top_p < 1) {  // in order of likelihood, as far as it takes; the sort grows with the part that is kept
+    double total = 0, sum = 0;
+    for (const Candidate& c : candidates_) total += c.weight;
+    size_t kept = 0;
+    for (size_t sorted = 0; kept < candidates_.size() && sum < options_.top_p * total; ++kept) {
+      if (kept == sorted) {
+        sorted = std::min(candidates_.size(), std::max<size_t>(64, 4 * sorted));
+        const auto begin = candidates_.begin() + static_cast<ptrdiff_t>(kept);
+        std::partial_sort(begin, candidates_.begin() + static_cast<ptrdiff_t>(sorted), candidates_.end(), before);
+      }
+      sum += candidates_[kept].weight;
+    }
+    candidates_.resize(std::max<size_t>(kept, 1));
+  }
+  if (options_.min_p > 0) std::erase_if(candidates_, [&](const Candidate& c) { return c.weight < options_.min_p; });
   double total = 0;
-  for (size_t i = 0; i < weight.size(); ++i) {
-    total += weight[i] = std::exp((static_cast<double>(candidates_[i].first) - candidates_[0].first) / options_.temperature);
-  }
-  size_t kept = weight.size();
-  if (options_.top_p < 1) {
-    double sum = 0;
-    for (kept = 0; kept < weight.size() && sum < options_.top_p * total; ++kept) sum += weight[kept];
-  }
-  while (kept > 1 && weight[kept - 1] < options_.min_p) --kept;  // weight[0] is 1
-  total = 0;
-  for (size_t i = 0; i < kept; ++i) total += weight[i];
+  for (const Candidate& c : candidates_) total += c.weight;
   double left = uniform() * total;
-  for (size_t i = 0; i + 1 < kept; ++i) {
-    if (left < weight[i]) return candidates_[i].second;
-    left -= weight[i];
+  for (size_t i = 0; i + 1 < candidates_.size(); ++i) {
+    if (left < candidates_[i].weight) return candidates_[i].token;
+    left -= candidates_[i].weight;
   }
-  return candidates_[kept - 1].second;
+  return candidates_.back().token;
 }
 
 }  // namespace linnet

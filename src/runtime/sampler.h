@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "../core/status.h"
@@ -39,7 +38,13 @@ class Sampler {
   SamplerOptions options_;
   uint64_t state_;
   std::vector<int32_t> history_;
-  std::vector<std::pair<float, int32_t>> candidates_;
+  struct Candidate {
+    float logit;
+    int32_t token;
+    double weight;
+  };
+  std::vector<Candidate> candidates_;
+  std::vector<float> penalised_;
 };
 
 }  // namespace linnet

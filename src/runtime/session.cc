@@ -3,14 +3,20 @@
 #include <cstring>
 #include <utility>
 
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 #include "runtime/model.h"
 
 namespace linnet {
 
 namespace {
 
-constexpr int64_t kPiece = 2048;  // tokens of a prompt at a time: bounds the memory of a long one
+// Tokens of a prompt at a time: what lies between the layers stays below 48 MB, so that a long prompt needs no more.
+constexpr int64_t kMostPiece = 2048, kLeastPiece = 128, kBetween = int64_t{48} << 20;
+int64_t piece_of(const Description& d) {
+  int64_t inner = 0;
+  for (const BlockSpec& block : d.blocks) inner = std::max(inner, block.mlp.inner);
+  return std::clamp(kBetween / (4 * (3 * inner + 4 * d.hidden)) / 64 * 64, kLeastPiece, kMostPiece);
+}
 constexpr const char* kStateFormat = "linnet session 1";
 
 }  // namespace
@@ -23,15 +29,19 @@ Session& Session::operator=(Session&&) noexcept = default;
 int64_t Session::position() const { return inner_->state.position(); }
 int64_t Session::state_bytes() const { return inner_->state.bytes(); }
 
-Status Session::prefill(const std::vector<int32_t>& tokens, std::vector<float>& logits) {
+Status Session::prefill(const std::vector<int32_t>& tokens, std::vector<float>& logits,
+                        const std::function<void(int64_t)>& progress) {
   Model::Inner& model = *inner_->model;
   LINNET_TRY(model.check_tokens(tokens, position()));
   const size_t width = static_cast<size_t>(model.d.hidden);
   logits.resize(static_cast<size_t>(model.d.vocabulary));
   std::vector<float> hidden;
   const std::lock_guard<std::mutex> lock(model.mutex);
+  LINNET_TRY(model.body.reserve(&inner_->state, static_cast<int64_t>(tokens.size())));
+  const size_t most = static_cast<size_t>(piece_of(model.d));
   for (size_t begin = 0; begin < tokens.size();) {
-    const size_t end = std::min(tokens.size(), begin + static_cast<size_t>(kPiece));
+    if (progress) progress(static_cast<int64_t>(begin));
+    const size_t end = std::min(tokens.size(), begin + most);
     hidden.resize((end - begin) * width);
     const std::vector<int32_t> piece(tokens.begin() + static_cast<ptrdiff_t>(begin),
                                      tokens.begin() + static_cast<ptrdiff_t>(end));
@@ -44,7 +54,7 @@ Status Session::prefill(const std::vector<int32_t>& tokens, std::vector<float>& 
 Status Session::copy(Session& out) const {
   auto made = std::make_unique<Inner>();
   made->model = inner_->model;
-  made->state = inner_->state.copy();
+  LINNET_TRY(inner_->state.copy(&made->state));
   out.inner_ = std::move(made);
   return {};
 }
@@ -52,8 +62,15 @@ Status Session::copy(Session& out) const {
 Status Session::save(const std::string& path) const {
   const layers::State& state = inner_->state;
   std::vector<SafetensorsTensor> tensors;
+  std::vector<std::vector<char>> copies;  // of a state on the GPU
   for (const layers::StateTensor& t : state.tensors()) {
-    tensors.push_back({t.name, safetensors_name(t.view.dtype), {t.view.size, t.view.size + t.view.rank}, t.view.data});
+    const void* data = t.view.data;
+    if (t.view.device == Device::cuda) {
+      copies.emplace_back(static_cast<size_t>(t.view.elements() * dtype_size(t.view.dtype)));
+      LINNET_TRY(layers::get_bytes(t.view, copies.back().data()));
+      data = copies.back().data();
+    }
+    tensors.push_back({t.name, safetensors_name(t.view.dtype), {t.view.size, t.view.size + t.view.rank}, data});
   }
   return write_safetensors(path, tensors,
                            {{"format", kStateFormat},
@@ -83,7 +100,7 @@ Status Session::restore(const std::string& path) {
   // What the tensors would take must be in the file before anything of that size is allocated.
   int64_t bytes = 0;
   uint64_t stored = 0;
-  LINNET_TRY(layers::state_bytes(model.body.record(), std::max<int64_t>(capacity, 1), Dtype::f32, &bytes));
+  LINNET_TRY(layers::state_bytes(model.body.record(), std::max<int64_t>(capacity, 1), Dtype::f32, &bytes, model.run.attention));
   for (size_t i = 0; i < file.size(); ++i) stored += file.entry(i).bytes();
   if (static_cast<uint64_t>(bytes) > 2 * stored + 65536) return bad_input(path + ": is too short for its capacity");
   layers::State state;
@@ -95,7 +112,13 @@ Status Session::restore(const std::string& path) {
     if (entry.dtype != safetensors_name(t.view.dtype) || entry.shape != shape) {
       return bad_input(path + ": tensor " + t.name + " has another type or shape than the model's state");
     }
-    LINNET_TRY(file.read_bytes(entry, t.view.data));
+    if (t.view.device == Device::cpu) {
+      LINNET_TRY(file.read_bytes(entry, t.view.data));
+      continue;
+    }
+    std::vector<char> host(static_cast<size_t>(t.view.elements() * dtype_size(t.view.dtype)));
+    LINNET_TRY(file.read_bytes(entry, host.data()));
+    LINNET_TRY(layers::put_bytes(t.view, host.data()));
   }
   state.set_position(position);
   inner_->state = std::move(state);

@@ -8,14 +8,16 @@
 #include <cstring>
 #include <set>
 
+#include "core/files/json.h"
 #include "core/half.h"
-#include "core/json.h"
 #include "mechanisms/dense/dense_pack.h"
-#include "runtime/dequantize.h"
+#include "runtime/files/dequantize.h"
 
 namespace linnet {
 
 namespace {
+
+constexpr int64_t kPieceElements = 1 << 18;  // of a matrix on its way
 
 std::string shape_of(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -52,6 +54,7 @@ int64_t source_rows(const NameRule& rule, int64_t rows) { return rule.total > 0 
 int64_t source_row(const NameRule& rule, int64_t row, int64_t rows) {
   if (rule.joined_heads > 0) {
     const int64_t width = rows / rule.joined_heads;
+    if (rule.total > 0) return row / width * (rule.total / rule.joined_heads) + rule.first + row % width;
     return (row / width * rule.parts + rule.part) * width + row % width;
   }
   const int64_t first = rule.total > 0 ? rule.first : rule.part * rows;
@@ -127,6 +130,7 @@ struct Weights::Bound {
   int64_t bytes = 0;
   uint64_t fingerprint = 0xcbf29ce484222325ull;
   std::string kind;
+  const FileTensor* converted = nullptr;  // where the numbers were read, if they are not used there
 
   char* allocate(int64_t count) {
     Memory m;
@@ -223,6 +227,8 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
     return {};
   }
 
+  bound.converted = t;
+
   // Blocks that only change their place.
   const bool eight = t->type == GgufType::q8_0, four = t->type == GgufType::q4_0 || t->type == GgufType::q4_1;
   if (matrix && !turn && ((held == "q8" && eight) || (held == "q4" && four))) {
@@ -263,7 +269,69 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
     return {};
   }
 
-  // Converted: to floats in our order, then to what they are held in.
+  // Where the numbers go: codes, or floats of `dtype`.
+  char* memory = nullptr;
+  const auto make_room = [&] {
+    if (held != "q8" && held != "q4") {
+      memory = bound.allocate(elements * dtype_size(dtype));
+      bound.view = View::dense(memory, dtype, wanted.data(), static_cast<int>(wanted.size()));
+      return;
+    }
+    const QuantisedBits bits = held == "q8" ? QuantisedBits::eight : QuantisedBits::four;
+    const int64_t groups = columns / kGroup, panels = dense_panels(rows);
+    bound.quantised = true;
+    bound.packed.bits = held == "q8" ? 8 : 4;
+    char* codes = bound.allocate(panels * groups * dense_block_bytes(bits));
+    char* scale = bound.allocate(panels * groups * kPanel * 2);
+    bound.packed.codes = View::dense(codes, Dtype::u8, {panels, groups, dense_block_bytes(bits)});
+    bound.packed.scale = View::dense(scale, Dtype::f16, {panels, groups, kPanel});
+    char* offset = bound.allocate(panels * groups * kPanel * 2);
+    bound.packed.offset = View::dense(offset, Dtype::f16, {panels, groups, kPanel});
+  };
+  // Rows from `first` on, a multiple of the panel's.
+  const auto hold = [&](const float* from, int64_t first, int64_t count, int64_t width) -> Status {
+    if (memory != nullptr && dtype == Dtype::f32) {
+      std::memcpy(memory + first * width * 4, from, static_cast<size_t>(count * width) * 4);
+    } else if (memory != nullptr) {
+      for (int64_t i = 0; i < count * width; ++i) store_f64(memory, dtype, first * width + i, from[i]);
+    } else {
+      const auto part = [&](View view) {
+        if (!view.given()) return view;
+        view.data = static_cast<char*>(view.data) + first / kPanel * view.stride[0] * dtype_size(view.dtype);
+        view.size[0] = dense_panels(count);
+        return view;
+      };
+      return dense_quantise(View::dense(from, Dtype::f32, {count, width}),
+                            held == "q8" ? QuantisedBits::eight : QuantisedBits::four, part(bound.packed.codes),
+                            part(bound.packed.scale), part(bound.packed.offset));
+    }
+    return {};
+  };
+
+  // A matrix goes by pieces of rows, so that loading needs little more memory than the model does.
+  if (matrix && !turn) {
+    const int64_t all_rows = source_rows(*rule, rows),
+                  row_bytes = static_cast<int64_t>(t->bytes) / std::max<int64_t>(all_rows, 1);
+    const int64_t most = std::max(kPanel, kPieceElements / std::max<int64_t>(columns, 1) / kPanel * kPanel);
+    std::vector<float> piece(static_cast<size_t>(std::min(most, rows) * columns));
+    FileTensor row = *t;
+    row.shape = {columns};
+    make_room();
+    for (int64_t first = 0; first < rows; first += most) {
+      const int64_t count = std::min(most, rows - first);
+      for (int64_t i = 0; i < count; ++i) {
+        row.data = t->data + source_row(*rule, first + i, rows) * row_bytes;
+        read_floats(row, piece.data() + i * columns);
+      }
+      for (int64_t i = 0; i < count * columns; ++i) {
+        if (!std::isfinite(piece[static_cast<size_t>(i)])) return bad_input(where + " holds a value that is not finite");
+      }
+      LINNET_TRY(hold(piece.data(), first, count, columns));
+    }
+    return {};
+  }
+
+  // Others: to floats in our order, then to what they are held in.
   std::vector<float> whole(static_cast<size_t>(t->elements())), values;
   read_floats(*t, whole.data());
   for (const float x : whole) {
@@ -306,30 +374,8 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
       for (size_t i = 0; i < a.size(); ++i) values[a.size() + i] += a[i] - b[i];
     }
   }
-  if (held == "q8" || held == "q4") {
-    const QuantisedBits bits = held == "q8" ? QuantisedBits::eight : QuantisedBits::four;
-    const int64_t groups = columns / kGroup, panels = dense_panels(rows);
-    bound.quantised = true;
-    bound.packed.bits = held == "q8" ? 8 : 4;
-    char* codes = bound.allocate(panels * groups * dense_block_bytes(bits));
-    char* scale = bound.allocate(panels * groups * kPanel * 2);
-    bound.packed.codes = View::dense(codes, Dtype::u8, {panels, groups, dense_block_bytes(bits)});
-    bound.packed.scale = View::dense(scale, Dtype::f16, {panels, groups, kPanel});
-    if (held == "q4") {
-      char* offset = bound.allocate(panels * groups * kPanel * 2);
-      bound.packed.offset = View::dense(offset, Dtype::f16, {panels, groups, kPanel});
-    }
-    return dense_quantise(View::dense(values.data(), Dtype::f32, {rows, columns}), bits, bound.packed.codes, bound.packed.scale,
-                          bound.packed.offset);
-  }
-  char* memory = bound.allocate(elements * dtype_size(dtype));
-  if (dtype == Dtype::f32) {
-    std::memcpy(memory, values.data(), values.size() * 4);
-  } else {
-    for (int64_t i = 0; i < elements; ++i) store_f64(memory, dtype, i, values[static_cast<size_t>(i)]);
-  }
-  bound.view = View::dense(memory, dtype, wanted.data(), static_cast<int>(wanted.size()));
-  return {};
+  make_room();
+  return hold(values.data(), 0, rows, elements / std::max<int64_t>(rows, 1));
 }
 
 Status Weights::load(const WeightFiles& files, const Description& d, const std::vector<const layers::Record*>& records,
@@ -363,7 +409,9 @@ Status Weights::load(const WeightFiles& files, const Description& d, const std::
         Work& w = *static_cast<Work*>(context);
         const size_t i = static_cast<size_t>(task);
         const layers::Parameter& parameter = *(*w.parameters)[i];
-        w.status[i] = w.self->load_one(*w.files, *w.d, *w.prefix, parameter, *w.kind, *w.self->bound_.at(parameter.name));
+        Bound& bound = *w.self->bound_.at(parameter.name);
+        w.status[i] = w.self->load_one(*w.files, *w.d, *w.prefix, parameter, *w.kind, bound);
+        if (bound.converted != nullptr) leave_memory(bound.converted->data, bound.converted->bytes);
       },
       &work);
   for (const Status& status : work.status) {
@@ -399,7 +447,8 @@ Status Weights::bind(layers::Runner& runner, const std::string& name) const {
   const Bound& bound = *bound_.at(name);
   if (!bound.quantised) return runner.bind(name, bound.view);
   layers::Quantised packed = bound.packed;
-  packed.rounding = "int8";
+  // 8-bit weights are kept for their accuracy, of which x in 8 bits would lose more than they do (docs/run-a-model.md).
+  packed.rounding = packed.bits == 8 ? "int16" : "int8";
   return runner.bind(name, packed);
 }
 

@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "core/executor.h"
-#include "core/safetensors_model.h"
+#include "core/files/safetensors_model.h"
 #include "core/status.h"
 #include "layers/runner.h"
 #include "runtime/description.h"
-#include "runtime/gguf.h"
-#include "runtime/mapped_file.h"
+#include "runtime/files/gguf.h"
+#include "runtime/files/mapped_file.h"
 
 namespace linnet {
 

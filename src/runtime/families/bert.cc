@@ -1,5 +1,6 @@
-// BERT, MiniLM, RoBERTa and DistilBERT: post-norm blocks that see both sides; word, position and type tables with a norm.
-#include "core/json.h"
+// BERT, MiniLM, RoBERTa, DistilBERT, ELECTRA and ALBERT: post-norm blocks that see both sides; word, position and type tables
+// with a norm. The tables of the last two may be narrower than the blocks; ALBERT's blocks share their weights.
+#include "core/files/json.h"
 #include "runtime/families/families.h"
 
 namespace linnet {
@@ -8,7 +9,8 @@ void describe_bert(Config& config, Description& d) {
   d.causal = d.head = d.final_norm = d.rms = false;
   d.embed_norm = true;
   d.order = BlockOrder::post;
-  const bool roberta = d.family == "roberta" || d.family == "xlm-roberta", distil = d.family == "distilbert";
+  const bool roberta = d.family == "roberta" || d.family == "xlm-roberta" || d.family == "camembert",
+             distil = d.family == "distilbert", albert = d.family == "albert", electra = d.family == "electra";
   d.vocabulary = config.count("vocab_size", 1, kMaxVocabularyRows, roberta ? 50265 : 30522);
   d.hidden = config.count(distil ? "dim" : "hidden_size", 1, kMaxWidth, 768);
   const int64_t positions = config.count("max_position_embeddings", 1, int64_t{1} << 24, roberta ? 514 : 512);
@@ -21,7 +23,13 @@ void describe_bert(Config& config, Description& d) {
   const int64_t layers = config.count(distil ? "n_layers" : "num_hidden_layers", 1, kMaxLayers, distil ? 6 : 12);
   const int64_t heads = config.count(distil ? "n_heads" : "num_attention_heads", 1, kMaxHeads, 12);
   const int64_t inner = config.count(distil ? "hidden_dim" : "intermediate_size", 1, kMaxWidth, 3072);
-  const std::string act = activation_name(config, distil ? "activation" : "hidden_act", "gelu");
+  const std::string act = activation_name(config, distil ? "activation" : "hidden_act", albert ? "gelu_new" : "gelu");
+  if (albert || electra) d.embed_width = config.count("embedding_size", 1, kMaxWidth, 128);
+  if (electra && d.embed_width == d.hidden) d.embed_width = 0;
+  if (albert &&
+      (config.count("num_hidden_groups", 1, kMaxLayers, 1) != 1 || config.count("inner_group_num", 1, kMaxLayers, 1) != 1)) {
+    config.refuse("num_hidden_groups and inner_group_num are not both 1, as ALBERT's published models have them");
+  }
   if (const std::string kind = config.text("position_embedding_type", "absolute"); kind != "absolute") {
     config.refuse("position_embedding_type is " + json_quote_short(kind) + ", expected absolute");
   }
@@ -39,7 +47,7 @@ void describe_bert(Config& config, Description& d) {
                    {"out_bias", "1"}};
   block.mlp = {MlpSpec::Kind::plain, act, inner, true};
   d.blocks.assign(static_cast<size_t>(layers), block);
-  d.prefixes = {"", "bert.", "roberta.", "distilbert."};
+  d.prefixes = {"", "bert.", "roberta.", "distilbert.", "electra.", "albert."};
   NameRule table{"embed_positions.weight", "embeddings.position_embeddings.weight"};
   table.first = first;
   table.total = positions;
@@ -60,8 +68,31 @@ void describe_bert(Config& config, Description& d) {
                  "pre_classifier.bias",     "classifier.weight",      "classifier.bias"};
     return;
   }
+  if (albert) {
+    const std::string shared = "encoder.albert_layer_groups.0.albert_layers.0.";
+    d.names = {{"embed_tokens.weight", "embeddings.word_embeddings.weight"},
+               table,
+               {"embed_types.weight", "embeddings.token_type_embeddings.weight"},
+               {"embed_norm.*", "embeddings.LayerNorm.*"},
+               {"embed_project.*", "encoder.embedding_hidden_mapping_in.*"},
+               {"layers.#.self_attn.q_proj.*", shared + "attention.query.*"},
+               {"layers.#.self_attn.k_proj.*", shared + "attention.key.*"},
+               {"layers.#.self_attn.v_proj.*", shared + "attention.value.*"},
+               {"layers.#.self_attn.o_proj.*", shared + "attention.dense.*"},
+               {"layers.#.input_layernorm.*", shared + "attention.LayerNorm.*"},
+               {"layers.#.mlp.up_proj.*", shared + "ffn.*"},
+               {"layers.#.mlp.down_proj.*", shared + "ffn_output.*"},
+               {"layers.#.post_attention_layernorm.*", shared + "full_layer_layer_norm.*"}};
+    d.ignored = {"pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias"};
+    for (const char* rest :
+         {"bias", "LayerNorm.weight", "LayerNorm.bias", "dense.weight", "dense.bias", "decoder.weight", "decoder.bias"})
+      d.ignored.push_back(std::string("predictions.") + rest);
+    for (const char* rest : {"weight", "bias"}) d.ignored.push_back(std::string("sop_classifier.classifier.") + rest);
+    return;
+  }
   d.names = {{"embed_tokens.weight", "embeddings.word_embeddings.weight"},
              table,
+             {"embed_project.*", "embeddings_project.*"},
              {"embed_types.weight", "embeddings.token_type_embeddings.weight"},
              {"embed_norm.*", "embeddings.LayerNorm.*"},
              {"layers.#.self_attn.q_proj.*", "encoder.layer.#.attention.self.query.*"},
@@ -97,7 +128,17 @@ void describe_bert(Config& config, Description& d) {
                "lm_head.layer_norm.weight",
                "lm_head.layer_norm.bias",
                "lm_head.decoder.weight",
-               "lm_head.decoder.bias"};
+               "lm_head.decoder.bias",
+               "generator_predictions.LayerNorm.weight",
+               "generator_predictions.LayerNorm.bias",
+               "generator_predictions.dense.weight",
+               "generator_predictions.dense.bias",
+               "generator_lm_head.weight",
+               "generator_lm_head.bias",
+               "discriminator_predictions.dense.weight",
+               "discriminator_predictions.dense.bias",
+               "discriminator_predictions.dense_prediction.weight",
+               "discriminator_predictions.dense_prediction.bias"};
 }
 
 }  // namespace linnet

@@ -15,17 +15,61 @@ void describe_llama(Config& config, Description& d);  // llama, mistral, qwen2, 
 void describe_gemma(Config& config, Description& d);  // gemma, gemma2, gemma3_text
 void describe_gpt2(Config& config, Description& d);
 void describe_neox(Config& config, Description& d);  // gpt_neox, phi, stablelm, starcoder2
-void describe_bert(Config& config, Description& d);  // bert, roberta, xlm-roberta, distilbert
-void describe_vit(Config& config, Description& d);   // vit, deit
+void describe_kin(Config& config, Description& d);   // granite, glm, cohere, .. : the table of kin.cc
+void describe_gpt_neo(Config& config, Description& d);
+void describe_gptj(Config& config, Description& d);  // gptj, codegen
+void describe_opt(Config& config, Description& d);
+void describe_falcon(Config& config, Description& d);
+void describe_bert(Config& config, Description& d);  // bert, roberta, xlm-roberta, camembert, distilbert, electra, albert
+void describe_modernbert(Config& config, Description& d);
+void describe_vit(Config& config, Description& d);  // vit, deit
 void describe_linnet(Config& config, Description& d);
 
 inline constexpr Family kFamilies[] = {
-    {"llama", describe_llama},   {"mistral", describe_llama},     {"qwen2", describe_llama},     {"qwen3", describe_llama},
-    {"smollm3", describe_llama}, {"phi3", describe_llama},        {"olmo2", describe_llama},     {"gemma", describe_gemma},
-    {"gemma2", describe_gemma},  {"gemma3_text", describe_gemma}, {"gpt2", describe_gpt2},       {"gpt_neox", describe_neox},
-    {"phi", describe_neox},      {"stablelm", describe_neox},     {"starcoder2", describe_neox}, {"bert", describe_bert},
-    {"roberta", describe_bert},  {"xlm-roberta", describe_bert},  {"distilbert", describe_bert}, {"vit", describe_vit},
-    {"deit", describe_vit},      {"linnet", describe_linnet},
+    {"llama", describe_llama},
+    {"mistral", describe_llama},
+    {"qwen2", describe_llama},
+    {"qwen3", describe_llama},
+    {"smollm3", describe_llama},
+    {"phi3", describe_llama},
+    {"olmo2", describe_llama},
+    {"gemma", describe_gemma},
+    {"gemma2", describe_gemma},
+    {"gemma3_text", describe_gemma},
+    {"gpt2", describe_gpt2},
+    {"gpt_neox", describe_neox},
+    {"phi", describe_neox},
+    {"stablelm", describe_neox},
+    {"starcoder2", describe_neox},
+    {"bert", describe_bert},
+    {"roberta", describe_bert},
+    {"xlm-roberta", describe_bert},
+    {"distilbert", describe_bert},
+    {"vit", describe_vit},
+    {"deit", describe_vit},
+    {"granite", describe_kin},
+    {"arcee", describe_kin},
+    {"ernie4_5", describe_kin},
+    {"glm", describe_kin},
+    {"glm4", describe_kin},
+    {"seed_oss", describe_kin},
+    {"helium", describe_kin},
+    {"olmo", describe_kin},
+    {"olmo3", describe_kin},
+    {"exaone4", describe_kin},
+    {"cohere", describe_kin},
+    {"cohere2", describe_kin},
+    {"nemotron", describe_kin},
+    {"gpt_neo", describe_gpt_neo},
+    {"gptj", describe_gptj},
+    {"codegen", describe_gptj},
+    {"opt", describe_opt},
+    {"falcon", describe_falcon},
+    {"camembert", describe_bert},
+    {"electra", describe_bert},
+    {"albert", describe_bert},
+    {"modernbert", describe_modernbert},
+    {"linnet", describe_linnet},
 };
 
 // Parts that several families share; failures are kept by the config.

@@ -3,7 +3,7 @@
 // layers by another base.
 #include <cmath>
 
-#include "core/json.h"
+#include "core/files/json.h"
 #include "layers/layer.h"
 #include "runtime/families/families.h"
 

@@ -9,7 +9,7 @@
 //                          {"mixer": "softmax_attention", "options": {"heads": 4}, "mlp": "none"}]}}
 //
 // Tensors have the names of description.h as they are; a mixer's option `hidden` is hidden_size unless it is given.
-#include "core/json.h"
+#include "core/files/json.h"
 #include "layers/layer.h"
 #include "runtime/families/families.h"
 

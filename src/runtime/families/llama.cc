@@ -1,6 +1,6 @@
 // Llama and its kin: pre-norm blocks of rotary attention with grouped heads and a gated MLP. OLMo 2 norms what a block adds
 // instead of what it reads; Phi-3 keeps q, k, v and the MLP's two halves in one matrix each.
-#include "core/json.h"
+#include "core/files/json.h"
 #include "layers/layer.h"
 #include "runtime/families/families.h"
 

@@ -1,5 +1,5 @@
 // Decoders with layer norms and rotary positions on a part of each head: GPT-NeoX (Pythia), Phi, StableLM, StarCoder 2.
-#include "core/json.h"
+#include "core/files/json.h"
 #include "layers/layer.h"
 #include "runtime/families/families.h"
 

@@ -1,5 +1,7 @@
 // What the configurations of several families have in common.
-#include "core/json.h"
+#include <cmath>
+
+#include "core/files/json.h"
 #include "layers/layer.h"
 #include "runtime/families/families.h"
 
@@ -40,11 +42,24 @@ void add_rotary(Config& config, int64_t width, double share, std::vector<Setting
     options.push_back({"rope_dims", std::to_string(turning)});
   }
   const std::string kind = scaled ? nested.text("rope_type", nested.text("type", "default")) : "default";
-  if (kind == "linear" || kind == "llama3") {
+  if (kind == "linear" || kind == "llama3" || kind == "yarn") {
     options.push_back({"rope_scaling", kind});
     options.push_back({"rope_factor", number_text(nested.real("factor", 1e-6, 1e6))});
-  } else if (kind != "default") {
-    config.refuse("rope_type is " + json_quote_short(kind) + ", expected default, linear or llama3");
+  } else if (kind != "default" && kind != "dynamic") {  // dynamic: nothing changes within max_position_embeddings
+    config.refuse("rope_type is " + json_quote_short(kind) + ", expected default, linear, dynamic, llama3 or yarn");
+  }
+  if (kind == "yarn") {
+    const double factor = nested.real("factor", 1e-6, 1e6);
+    const int64_t context = config.count("max_position_embeddings", 1, int64_t{1} << 40, 2048);
+    const auto length = [&](double m) { return factor > 1 ? 0.1 * m * std::log(factor) + 1 : 1; };
+    const double some = nested.real("mscale", 0, 1e6, 0), all = nested.real("mscale_all_dim", 0, 1e6, 0);
+    const double usual = some > 0 && all > 0 ? length(some) / length(all) : length(1);
+    if (!nested.flag("truncate", true)) config.refuse("truncate of the rotary scaling is false, expected true");
+    options.push_back({"rope_low", number_text(nested.real("beta_slow", 1e-6, 1e6, 1))});
+    options.push_back({"rope_high", number_text(nested.real("beta_fast", 1e-6, 1e6, 32))});
+    options.push_back(
+        {"rope_length", std::to_string(nested.count("original_max_position_embeddings", 1, int64_t{1} << 40, context))});
+    options.push_back({"rope_attention", number_text(nested.real("attention_factor", 0, 1e6, usual))});
   }
   if (kind == "llama3") {
     options.push_back({"rope_low", number_text(nested.real("low_freq_factor", 0, 1e6))});
@@ -57,7 +72,16 @@ void add_rotary(Config& config, int64_t width, double share, std::vector<Setting
 }
 
 std::string layer_type(Config& config, int64_t i, int64_t layers) {
-  if (!config.given("layer_types")) return "";
+  if (!config.given("layer_types")) {  // older files: every so many layers one sees all, or a word such as LLLG
+    const JsonValue pattern = config.value("sliding_window_pattern");
+    if (pattern.is(JsonValue::Kind::string)) {
+      const std::string word = pattern.string();
+      if (!word.empty()) return word[static_cast<size_t>(i) % word.size()] == 'L' ? "sliding_attention" : "full_attention";
+    }
+    int64_t period = 0;
+    if (pattern.is(JsonValue::Kind::null) || pattern.count(period) != nullptr || period < 1) return "";
+    return (i + 1) % period != 0 ? "sliding_attention" : "full_attention";
+  }
   JsonItems types(config.value("layer_types"));
   for (int64_t j = 0; j <= i; ++j) {
     if (!types.next()) {

@@ -1,6 +1,6 @@
 // ViT: pre-norm blocks on patches of an image behind a class token, whose final state is classified. DeiT has a distillation
 // token too, and a second classifier on it where it was trained with a teacher.
-#include "core/json.h"
+#include "core/files/json.h"
 #include "runtime/families/families.h"
 
 namespace linnet {

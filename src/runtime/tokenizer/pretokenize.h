@@ -9,7 +9,7 @@
 
 #include <string_view>
 
-#include "../core/status.h"
+#include "../../core/status.h"
 
 namespace linnet {
 

@@ -1,9 +1,9 @@
-#include "runtime/pretokenize.h"
+#include "runtime/tokenizer/pretokenize.h"
 
 #include <string>
 
-#include "core/json.h"
-#include "runtime/unicode.h"
+#include "core/files/json.h"
+#include "runtime/tokenizer/unicode.h"
 
 namespace linnet {
 

@@ -1,10 +1,10 @@
-#include "runtime/tokenizer.h"
+#include "runtime/tokenizer/tokenizer.h"
 
 #include <algorithm>
 #include <array>
 
-#include "core/json.h"
-#include "runtime/unicode.h"
+#include "core/files/json.h"
+#include "runtime/tokenizer/unicode.h"
 
 namespace linnet {
 
@@ -147,8 +147,70 @@ void Tokenizer::split(std::string_view text, bool normalized, const unsigned cha
   flush(text.size());
 }
 
+namespace {
+
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string out;
+  for (size_t at = 0;;) {
+    const size_t next = text.find(from, at);
+    out += text.substr(at, next - at);
+    if (next == std::string_view::npos) return out;
+    out += to;
+    at = next + from.size();
+  }
+}
+// Two spaces and more as `to`.
+std::string squeezed(std::string_view text, std::string_view to) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find_first_not_of(' ', at), text.size());
+    if (end > at + 1) {
+      out += to;
+    } else if (end > at) {
+      out += ' ';
+    }
+    at = end;
+    const size_t next = std::min(text.find(' ', at), text.size());
+    out += text.substr(at, next - at);
+    at = next;
+  }
+  return out;
+}
+std::string_view stripped(std::string_view text, bool left, bool right) {
+  int bytes;
+  while (left && !text.empty() && unicode::is_white(unicode::decode(text, 0, bytes)))
+    text.remove_prefix(static_cast<size_t>(bytes));
+  while (right && !text.empty()) {
+    size_t at = text.size() - 1;
+    while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
+    if (!unicode::is_white(unicode::decode(text, at, bytes))) break;
+    text = text.substr(0, at);
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string Tokenizer::normalize(std::string_view text) const {
   if (wordpiece_) return bert_normalize(bert_, text);
+  if (unigram_) {
+    std::string changed(text);
+    for (const Change& change : changes_) {
+      switch (change.kind) {
+        case Change::Kind::characters: changed = change.map.normalize(changed); break;
+        case Change::Kind::replace: changed = replaced(changed, change.from, change.to); break;
+        case Change::Kind::squeeze: changed = squeezed(changed, change.to); break;
+        case Change::Kind::strip: changed = std::string(stripped(changed, change.left, change.right)); break;
+        case Change::Kind::lower: changed = bert_normalize({false, false, false, true}, changed); break;
+        case Change::Kind::nfc: changed = unicode::nfc(changed); break;
+        case Change::Kind::nfd: changed = unicode::nfd(changed); break;
+        case Change::Kind::prepend:
+          if (!changed.empty()) changed = change.to + changed;
+          break;
+      }
+    }
+    return changed;
+  }
   if (spaces_.used) return (spaces_.before && !text.empty() ? " " : "") + with_spaces(text);
   return nfc_ ? unicode::nfc(text) : std::string(text);
 }
@@ -164,11 +226,29 @@ void Tokenizer::encode_plain(std::string_view text, bool first, std::vector<int3
   for (const Segment& segment : segments) {
     if (segment.id >= 0) {
       out.push_back(segment.id);
+    } else if (unigram_) {
+      for (size_t at = 0; at < segment.text.size();) {
+        size_t end = white_split_ ? at : segment.text.size();
+        int bytes = 0;
+        while (end < segment.text.size() && !unicode::is_white(unicode::decode(segment.text, end, bytes)))
+          end += static_cast<size_t>(bytes);
+        const std::string word = with_spaces(segment.text.substr(at, end - at));
+        if (end > at) encode_characters(word, first && segment.text.data() + at == text.data(), out);
+        at = end < segment.text.size() ? end + static_cast<size_t>(bytes) : end;
+      }
     } else if (spaces_.used) {
       encode_characters(segment.text, first && segment.text.data() == text.data(), out);
     } else {
       encode_words(segment.text, out);
     }
+  }
+}
+
+void Tokenizer::encode_pieces(std::string_view word, std::vector<int32_t>& out) const {
+  if (unigram_) {
+    pieces_of_text_.encode(word, out);
+  } else {
+    bpe_.encode(word, out);
   }
 }
 
@@ -180,9 +260,9 @@ void Tokenizer::encode_characters(std::string_view text, bool first, std::vector
     spaced = " " + std::string(text);
     text = spaced;
   }
-  if (!spaces_.split) return bpe_.encode(text, out);
+  if (!spaces_.split) return encode_pieces(text, out);
   SeenWords seen(text.size());
-  const auto encode = [&](std::string_view word) { bpe_.encode(word, out); };
+  const auto encode = [&](std::string_view word) { encode_pieces(word, out); };
   for (size_t at = 0, end; at < text.size(); at = end) {
     end = std::min(text.find(' ', at + 1), text.size());
     encode_seen(seen, text.substr(at, end - at), out, encode);
@@ -297,6 +377,7 @@ Status Tokenizer::add_pieces(std::vector<std::string> pieces) {
       if (const int byte = fallback_ ? fallback_byte(piece) : -1; byte >= 0) {
         ids_.erase(piece);
         bpe_.set_byte(static_cast<unsigned char>(byte), id);
+        pieces_of_text_.set_byte(static_cast<unsigned char>(byte), id);
         piece = std::string(1, static_cast<char>(byte));
       } else if (!piece.empty()) {
         int bytes;

@@ -1,4 +1,4 @@
-#include "runtime/gguf.h"
+#include "runtime/files/gguf.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/file.h"
+#include "core/files/file.h"
 
 namespace linnet {
 namespace {

@@ -9,9 +9,10 @@
 //   for (int32_t id : ids) fputs(stream.next(id).c_str(), stdout);
 //   fputs(stream.finish().c_str(), stdout);
 //
-// Three kinds: byte-level byte-pair encoding with the word rules of pretokenize.h; byte-pair encoding of characters with bytes
-// for those that have no token (Llama 2, Mistral, Gemma); and WordPiece. Anything else a file asks for (Unigram, another
-// pattern) is refused with a sentence. A tokenizer does not change once loaded; every call may be made from many threads.
+// Four kinds: byte-level byte-pair encoding with the word rules of pretokenize.h; byte-pair encoding of characters with bytes
+// for those that have no token (Llama 2, Mistral, Gemma); SentencePiece's Unigram (XLM-RoBERTa, T5); and WordPiece. Anything
+// else a file asks for (another pattern, another normaliser) is refused with a sentence. A tokenizer does not change once
+// loaded; every call may be made from many threads.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +22,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "../core/status.h"
+#include "../../core/status.h"
 #include "bpe.h"
 #include "pretokenize.h"
+#include "unigram.h"
 #include "wordpiece.h"
 
 namespace linnet {
@@ -71,7 +73,9 @@ class Tokenizer {
   int64_t size() const { return static_cast<int64_t>(pieces_.size()); }
   int32_t find(std::string_view content) const;  // the token with these bytes, or this special token; -1: none
   bool is_special(int32_t id) const;
-  const char* kind() const { return wordpiece_ ? "WordPiece" : spaces_.used ? "BPE with byte fallback" : "byte-level BPE"; }
+  const char* kind() const {
+    return wordpiece_ ? "WordPiece" : unigram_ ? "Unigram" : spaces_.used ? "BPE with byte fallback" : "byte-level BPE";
+  }
   const std::vector<int32_t>& prefix() const { return prefix_; }  // what add_special puts first
   const std::vector<int32_t>& suffix() const { return suffix_; }
 
@@ -93,6 +97,14 @@ class Tokenizer {
     bool strip = false;          // one space at the beginning of a decoded text goes
   };
 
+  // What Unigram does to a text before it is cut, in order.
+  struct Change {
+    enum class Kind { characters, replace, squeeze, strip, lower, nfc, nfd, prepend } kind;
+    CharacterMap map = {};
+    std::string from = {}, to = {};    // replace, prepend; squeeze: several spaces become `to`
+    bool left = false, right = false;  // strip
+  };
+
   // Finishing what a reader filled in.
   Status add_pieces(std::vector<std::string> pieces);
   Status add_merge(std::string_view left, std::string_view right, int32_t rank);
@@ -102,6 +114,7 @@ class Tokenizer {
   void encode_plain(std::string_view text, bool first, std::vector<int32_t>& out) const;
   void encode_characters(std::string_view text, bool first, std::vector<int32_t>& out) const;
   void encode_words(std::string_view text, std::vector<int32_t>& out) const;
+  void encode_pieces(std::string_view word, std::vector<int32_t>& out) const;  // of characters
   std::string normalize(std::string_view text) const;
 
   std::vector<std::string> pieces_;     // bytes of each token; WordPiece: with its prefix
@@ -111,8 +124,11 @@ class Tokenizer {
   unsigned char first_raw_[256] = {}, first_normalized_[256] = {};  // whether an added token begins with this byte
   std::vector<int32_t> prefix_, suffix_;
 
-  bool wordpiece_ = false;
+  bool wordpiece_ = false, unigram_ = false;
   Spaces spaces_;
+  bool white_split_ = false;  // Unigram: words end at white space, which is left out
+  std::vector<Change> changes_;
+  Unigram pieces_of_text_;
   bool fallback_ = false;  // <0x0A> is a byte
   Bpe bpe_;
   Pretokenizer words_;

@@ -1,13 +1,15 @@
 // The tokeniser that a GGUF file carries in its metadata: tokenizer.ggml.tokens, .merges, .token_type, and in .pre the name of
 // the word rule.
+#include "runtime/files/gguf.h"
+
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
-#include "core/json.h"
-#include "runtime/gguf.h"
-#include "runtime/gguf_config.h"
-#include "runtime/tokenizer.h"
-#include "runtime/unicode.h"
+#include "core/files/json.h"
+#include "runtime/files/gguf_config.h"
+#include "runtime/tokenizer/tokenizer.h"
+#include "runtime/tokenizer/unicode.h"
 
 namespace linnet {
 
@@ -26,6 +28,47 @@ constexpr NamedRule kRules[] = {
     {"smollm", {WordRule::gpt2, true, false}, false, false},
 };
 enum TokenType { kUnknown = 2, kControl = 3, kUserDefined = 4, kByte = 6 };  // the format's; the others are plain or unused
+
+// The pre-tokeniser of byte-level pairs.
+template <class F>
+void write_words(JsonWriter& w, const NamedRule& rule, bool own_words, const F& byte_level) {
+  w.begin_object().member("type", "Sequence").key("pretokenizers").begin_array();
+  if (rule.rules.single_digits) w.begin_object().member("type", "Digits").member("individual_digits", true).end_object();
+  if (!own_words) {
+    w.begin_object()
+        .member("type", "Split")
+        .key("pattern")
+        .begin_object()
+        .member("Regex", pattern_of(rule.rules.rule))
+        .end_object();
+    w.member("behavior", "Isolated").member("invert", false).end_object();
+  }
+  byte_level(own_words);
+  w.end_array().end_object();
+}
+
+// The merges that scores stand for: of the best token first, all ways to make it.
+std::vector<std::string> scored_merges(const std::vector<std::string_view>& tokens, const std::vector<double>& scores,
+                                       const std::vector<int64_t>& types) {
+  std::unordered_set<std::string_view> known;
+  std::vector<size_t> order;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (types[i] == kByte || types[i] == kControl || types[i] == kUnknown || tokens[i].empty()) continue;
+    known.insert(tokens[i]);
+    order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+  std::vector<std::string> merges;
+  for (const size_t i : order) {
+    const std::string_view token = tokens[i];
+    for (size_t at = 1; at < token.size(); ++at) {
+      if ((static_cast<unsigned char>(token[at]) & 0xc0) == 0x80) continue;
+      if (known.count(token.substr(0, at)) != 0 && known.count(token.substr(at)) != 0)
+        merges.push_back(std::string(token.substr(0, at)) + " " + std::string(token.substr(at)));
+    }
+  }
+  return merges;
+}
 
 }  // namespace
 
@@ -183,10 +226,6 @@ Status gguf_tokenizer(const GgufFile& file, std::string& tokenizer, std::string&
   LINNET_TRY(Tokenizer::from_gguf(file, checked));
   std::string_view model, pre;
   file.find("tokenizer.ggml.model").text(model);
-  if (model != "gpt2") {
-    return impossible(file.path() + ": has a tokeniser of model " + json_quote_short(model) +
-                      ", which cannot be written as a tokenizer.json yet; take the model's safetensors folder");
-  }
   file.find("tokenizer.ggml.pre").text(pre);
   const NamedRule* rule = nullptr;
   for (const NamedRule& candidate : kRules) {
@@ -198,6 +237,9 @@ Status gguf_tokenizer(const GgufFile& file, std::string& tokenizer, std::string&
   file.find("tokenizer.ggml.merges").texts(merges);
   file.find("tokenizer.ggml.token_type").integers(types);
   types.resize(tokens.size(), 1);
+  const bool scored = model == "llama";  // SentencePiece's pairs
+  bool prefix = true;
+  file.find("tokenizer.ggml.add_space_prefix").boolean(prefix);
 
   JsonWriter w;
   w.begin_object()
@@ -207,36 +249,36 @@ Status gguf_tokenizer(const GgufFile& file, std::string& tokenizer, std::string&
       .key("added_tokens")
       .begin_array();
   for (size_t i = 0; i < tokens.size(); ++i) {
-    if ((types[i] != kControl && types[i] != kUserDefined) || tokens[i].empty()) continue;
+    const bool unknown = scored && types[i] == kUnknown;
+    if ((types[i] != kControl && types[i] != kUserDefined && !unknown) || tokens[i].empty()) continue;
     w.begin_object().member("id", i).member("content", tokens[i]).member("single_word", false).member("lstrip", false);
-    w.member("rstrip", false).member("normalized", false).member("special", types[i] == kControl).end_object();
+    w.member("rstrip", false).member("normalized", false).member("special", types[i] != kUserDefined).end_object();
   }
   w.end_array().key("normalizer");
-  if (rule->nfc) {
+  if (!scored && rule->nfc) {
     w.begin_object().member("type", "NFC").end_object();
   } else {
     w.value(nullptr);
   }
-  const bool own_words = rule->rules.rule == WordRule::gpt2;
+  const bool own_words = !scored && rule->rules.rule == WordRule::gpt2;
   const auto byte_level = [&](bool words) {
     w.begin_object().member("type", "ByteLevel").member("add_prefix_space", false).member("trim_offsets", true);
     w.member("use_regex", words).end_object();
   };
-  w.key("pre_tokenizer").begin_object().member("type", "Sequence").key("pretokenizers").begin_array();
-  if (rule->rules.single_digits) w.begin_object().member("type", "Digits").member("individual_digits", true).end_object();
-  if (!own_words) {
-    w.begin_object()
-        .member("type", "Split")
-        .key("pattern")
-        .begin_object()
-        .member("Regex", pattern_of(rule->rules.rule))
-        .end_object();
-    w.member("behavior", "Isolated").member("invert", false).end_object();
+  w.key("pre_tokenizer");
+  if (scored) {
+    w.begin_object().member("type", "Metaspace").member("replacement", "\xe2\x96\x81");
+    w.member("prepend_scheme", prefix ? "first" : "never").member("split", false).end_object();
+  } else {
+    write_words(w, *rule, own_words, byte_level);
   }
-  byte_level(own_words);
-  w.end_array().end_object().key("post_processor");
+  w.key("post_processor");
   if (checked->prefix().empty() && checked->suffix().empty()) {
-    byte_level(true);
+    if (scored) {
+      w.value(nullptr);
+    } else {
+      byte_level(true);
+    }
   } else {
     w.begin_object().member("type", "TemplateProcessing").key("single").begin_array();
     const auto special = [&](const std::vector<int32_t>& list) {
@@ -261,10 +303,32 @@ Status gguf_tokenizer(const GgufFile& file, std::string& tokenizer, std::string&
     w.end_object().end_object();
   }
   w.key("decoder");
-  byte_level(true);
-  w.key("model").begin_object().member("type", "BPE").member("dropout", nullptr).member("unk_token", nullptr);
-  w.member("continuing_subword_prefix", nullptr).member("end_of_word_suffix", nullptr).member("fuse_unk", false);
-  w.member("byte_fallback", false).member("ignore_merges", rule->whole_words).key("vocab").begin_object();
+  std::string unknown;
+  std::vector<std::string> pairs;
+  if (scored) {
+    w.begin_object().member("type", "Sequence").key("decoders").begin_array();
+    w.begin_object().member("type", "Replace").key("pattern").begin_object().member("String", "\xe2\x96\x81").end_object();
+    w.member("content", " ").end_object();
+    w.begin_object().member("type", "ByteFallback").end_object().begin_object().member("type", "Fuse").end_object();
+    if (prefix)
+      w.begin_object().member("type", "Strip").member("content", " ").member("start", 1).member("stop", 0).end_object();
+    w.end_array().end_object();
+    std::vector<double> scores;
+    file.find("tokenizer.ggml.scores").reals(scores);
+    pairs = scored_merges(tokens, scores, types);
+    merges.assign(pairs.begin(), pairs.end());
+    for (size_t i = 0; i < tokens.size(); ++i) unknown = types[i] == kUnknown ? std::string(tokens[i]) : unknown;
+  } else {
+    byte_level(true);
+  }
+  w.key("model").begin_object().member("type", "BPE").member("dropout", nullptr).key("unk_token");
+  if (unknown.empty()) {
+    w.value(nullptr);
+  } else {
+    w.value(unknown);
+  }
+  w.member("continuing_subword_prefix", nullptr).member("end_of_word_suffix", nullptr).member("fuse_unk", scored);
+  w.member("byte_fallback", scored).member("ignore_merges", !scored && rule->whole_words).key("vocab").begin_object();
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (!tokens[i].empty()) w.member(tokens[i], i);
   }

@@ -22,5 +22,7 @@ extern const Decomposition kDecompositions[];
 extern const int kDecompositions_count;
 extern const uint32_t kClasses[];
 extern const int kClasses_count;
+extern const uint32_t kClusters[];
+extern const int kClusters_count;
 
 }  // namespace linnet::unicode

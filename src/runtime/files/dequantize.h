@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "runtime/gguf.h"
+#include "runtime/files/gguf.h"
 
 namespace linnet {
 

@@ -1,4 +1,4 @@
-#include "runtime/dequantize.h"
+#include "runtime/files/dequantize.h"
 
 #include <cstring>
 

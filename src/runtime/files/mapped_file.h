@@ -37,4 +37,7 @@ class MappedFile {
   uint64_t size_ = 0;
 };
 
+// Bytes of a mapped file that are not needed again for now: they leave this process's memory and come back when they are read.
+void leave_memory(const void* begin, uint64_t bytes);
+
 }  // namespace linnet

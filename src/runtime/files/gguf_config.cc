@@ -1,9 +1,9 @@
-#include "runtime/gguf_config.h"
+#include "runtime/files/gguf_config.h"
 
 #include <cmath>
 #include <cstring>
 
-#include "core/json.h"
+#include "core/files/json.h"
 
 namespace linnet {
 

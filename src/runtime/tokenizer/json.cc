@@ -1,12 +1,13 @@
 // tokenizer.json, the format of the `tokenizers` package: the parts that Linnet's tokenisers have, each checked; whatever asks
 // for something else is refused with a sentence.
+#include "core/files/json.h"
+
 #include <algorithm>
 #include <utility>
 
-#include "core/file.h"
-#include "core/json.h"
-#include "runtime/tokenizer.h"
-#include "runtime/unicode.h"
+#include "core/files/file.h"
+#include "runtime/tokenizer/tokenizer.h"
+#include "runtime/tokenizer/unicode.h"
 
 namespace linnet {
 
@@ -46,12 +47,16 @@ class TokenizerJson {
     const std::string type = model.find("type").string();
     if (type == "WordPiece") {
       made_->wordpiece_ = true;
+    } else if (type == "Unigram" || (type.empty() && model.find("vocab").is(Kind::array))) {
+      made_->unigram_ = true;
     } else if (type != "BPE" && !(type.empty() && model.has("merges"))) {
-      return fail("has a model of type " + json_show_short(model.find("type")) + ", expected BPE (byte-level) or WordPiece");
+      return fail("has a model of type " + json_show_short(model.find("type")) + ", expected BPE, Unigram or WordPiece");
     }
-    made_->spaces_.used = !made_->wordpiece_ && is_of_characters(root, model);
-    LINNET_TRY(read_normalizer(root.find("normalizer")));
-    LINNET_TRY(made_->wordpiece_ ? read_wordpiece(root, model) : read_bpe(root, model));
+    made_->spaces_.used = made_->unigram_ || (!made_->wordpiece_ && is_of_characters(root, model));
+    LINNET_TRY(made_->unigram_ ? read_changes(root.find("normalizer")) : read_normalizer(root.find("normalizer")));
+    LINNET_TRY(made_->wordpiece_ ? read_wordpiece(root, model)
+               : made_->unigram_ ? read_unigram(root, model)
+                                 : read_bpe(root, model));
     LINNET_TRY(read_added(root.find("added_tokens")));
     made_->finish(std::move(added_));
     LINNET_TRY(read_post_processor(root.find("post_processor")));
@@ -147,14 +152,7 @@ class TokenizerJson {
     Tokenizer& t = *made_;
     const JsonValue pre = root.find("pre_tokenizer"), type = pre.find("type");
     if (type.equals("Metaspace")) {
-      using Prepend = Tokenizer::Spaces::Prepend;
-      if (!pre.find("replacement").equals("\xe2\x96\x81")) return fail("writes spaces as another character than U+2581");
-      const std::string scheme = pre.has("prepend_scheme") ? pre.find("prepend_scheme").string()
-                                 : pre.has("add_prefix_space") && !pre.find("add_prefix_space").boolean() ? "never"
-                                                                                                          : "always";
-      t.spaces_.prepend = scheme == "never" ? Prepend::never : scheme == "first" ? Prepend::first : Prepend::always;
-      t.spaces_.unless_there = true;
-      t.spaces_.split = !pre.has("split") || pre.find("split").boolean();
+      LINNET_TRY(read_metaspace(pre));
     } else if (type.equals("Split") && pre.find("pattern").find("String").equals(" ")) {
       // Gemma: its normaliser has left no space to split at.
     } else if (!pre.is(Kind::null)) {
@@ -169,6 +167,107 @@ class TokenizerJson {
     if (model.find("ignore_merges").boolean()) {
       for (size_t i = 0; i < t.pieces_.size(); ++i) t.bpe_.add_whole(t.pieces_[i], static_cast<int32_t>(i));
     }
+    return {};
+  }
+
+  Status read_metaspace(const JsonValue& pre) {
+    using Prepend = Tokenizer::Spaces::Prepend;
+    Tokenizer::Spaces& spaces = made_->spaces_;
+    if (!pre.find("replacement").equals("\xe2\x96\x81")) return fail("writes spaces as another character than U+2581");
+    const std::string scheme = pre.has("prepend_scheme") ? pre.find("prepend_scheme").string()
+                               : pre.has("add_prefix_space") && !pre.find("add_prefix_space").boolean() ? "never"
+                                                                                                        : "always";
+    spaces.prepend = scheme == "never" ? Prepend::never : scheme == "first" ? Prepend::first : Prepend::always;
+    spaces.unless_there = true;
+    spaces.split = !pre.has("split") || pre.find("split").boolean();
+    return {};
+  }
+
+  Status read_unigram(const JsonValue& root, const JsonValue& model) {
+    Tokenizer& t = *made_;
+    LINNET_TRY(read_unigram_words(root.find("pre_tokenizer")));
+    LINNET_TRY(read_strip(root.find("decoder")));
+    const JsonValue vocabulary = model.find("vocab");
+    if (!vocabulary.is(Kind::array)) return fail("its model has no vocabulary");
+    t.fallback_ = t.pieces_of_text_.byte_fallback = model.find("byte_fallback").boolean();
+    std::vector<std::string> pieces;
+    for (JsonItems items(vocabulary); items.next();) {
+      JsonItems pair(items.value());
+      std::string piece;
+      double score = 0;
+      const bool named = pair.next() && pair.value().is(Kind::string);
+      if (named) piece = with_spaces(pair.value().string());
+      if (!named || !pair.next() || !pair.value().number(score) || static_cast<int64_t>(pieces.size()) >= kMaxVocabulary) {
+        return fail("token " + std::to_string(pieces.size()) + " is " + json_show_short(items.value()) +
+                    ", expected a piece and its score");
+      }
+      t.pieces_of_text_.add(piece, score, static_cast<int32_t>(pieces.size()));
+      pieces.push_back(std::move(piece));
+    }
+    if (const JsonValue unknown = model.find("unk_id"); !unknown.is(Kind::null)) {
+      int64_t id = 0;
+      if (unknown.count(id) != nullptr || id >= static_cast<int64_t>(pieces.size())) {
+        return fail("unk_id is " + json_show_short(unknown) + ", expected a token");
+      }
+      t.pieces_of_text_.unknown = static_cast<int32_t>(id);
+    }
+    return t.add_pieces(std::move(pieces));
+  }
+
+  Status read_unigram_words(const JsonValue& value) {
+    const JsonValue type = value.find("type");
+    if (type.equals("Sequence")) {
+      for (JsonItems items(value.find("pretokenizers")); items.next();) LINNET_TRY(read_unigram_words(items.value()));
+      return {};
+    }
+    if (type.equals("WhitespaceSplit") && made_->spaces_.prepend == Tokenizer::Spaces::Prepend::never) {
+      made_->white_split_ = true;
+      return {};
+    }
+    if (type.equals("Metaspace")) return read_metaspace(value);
+    if (value.is(Kind::null)) return {};
+    return fail("has the pre-tokeniser " + json_show_short(type) + ", expected Metaspace, behind WhitespaceSplit or alone");
+  }
+
+  // The normaliser of Unigram.
+  Status read_changes(const JsonValue& value) {
+    using Change = Tokenizer::Change;
+    const JsonValue type = value.find("type");
+    if (value.is(Kind::null)) return {};
+    if (type.equals("Sequence")) {
+      for (JsonItems items(value.find("normalizers")); items.next();) LINNET_TRY(read_changes(items.value()));
+      return {};
+    }
+    Change change{};
+    const JsonValue pattern = value.find("pattern");
+    if (type.equals("Precompiled")) {
+      if (value.find("precompiled_charsmap").string().empty()) return {};
+      change.kind = Change::Kind::characters;
+      const Status status = CharacterMap::parse(value.find("precompiled_charsmap").string(), change.map);
+      if (!status.ok()) return fail(status.message());
+    } else if (type.equals("Replace") && !pattern.find("String").string().empty()) {
+      change.kind = Change::Kind::replace;
+      change.from = pattern.find("String").string();
+      change.to = value.find("content").string();
+    } else if (type.equals("Replace") && pattern.find("Regex").equals(" {2,}")) {
+      change.kind = Change::Kind::squeeze;
+      change.to = value.find("content").string();
+    } else if (type.equals("Strip")) {
+      change.kind = Change::Kind::strip;
+      change.left = !value.has("strip_left") || value.find("strip_left").boolean();
+      change.right = !value.has("strip_right") || value.find("strip_right").boolean();
+    } else if (type.equals("Prepend")) {
+      change.kind = Change::Kind::prepend;
+      change.to = value.find("prepend").string();
+    } else if (type.equals("Lowercase")) {
+      change.kind = Change::Kind::lower;
+    } else if (type.equals("NFC") || type.equals("NFD")) {
+      change.kind = type.equals("NFC") ? Change::Kind::nfc : Change::Kind::nfd;
+    } else {
+      return fail("has the normaliser " + json_show_short(type) +
+                  ", expected Precompiled, Replace (a text, or several spaces), Strip, Prepend, Lowercase, NFC or NFD");
+    }
+    made_->changes_.push_back(std::move(change));
     return {};
   }
 

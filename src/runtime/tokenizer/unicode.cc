@@ -1,11 +1,11 @@
-#include "runtime/unicode.h"
+#include "runtime/tokenizer/unicode.h"
 
 #include <algorithm>
 #include <memory>
 #include <unordered_map>
 #include <utility>
 
-#include "runtime/unicode_tables.h"
+#include "runtime/tokenizer/unicode_tables.h"
 
 namespace linnet::unicode {
 
@@ -217,6 +217,35 @@ size_t incomplete_tail(std::string_view bytes) {
     return n == back && !whole ? back : 0;
   }
   return 0;
+}
+
+size_t cluster_end(std::string_view text, size_t at) {
+  enum { kPlain, kJoinsBefore, kJoinsBehind, kAlone };
+  const auto kind = [](uint32_t point) -> uint32_t {
+    const uint32_t* end = kClusters + kClusters_count;
+    const uint32_t* run = std::upper_bound(kClusters, end, point, [](uint32_t p, uint32_t r) { return p < (r & 0xffffff); });
+    return run == kClusters ? 0 : run[-1] >> 24;
+  };
+  int bytes;
+  uint32_t point = decode(text, at, bytes), before = kind(point);
+  at += static_cast<size_t>(bytes);
+  while (at < text.size()) {
+    const uint32_t next = decode(text, at, bytes), own = kind(next);
+    const bool joins = point == '\r' && next == '\n' ? true
+                       : before == kAlone            ? false
+                                                     : own == kJoinsBefore || (before == kJoinsBehind && own != kAlone);
+    if (!joins) break;
+    at += static_cast<size_t>(bytes);
+    point = next;
+    before = own;
+  }
+  return at;
+}
+
+bool is_white(uint32_t point) {
+  return (point >= 9 && point <= 13) || point == ' ' || point == 0x85 || point == 0xa0 || point == 0x1680 ||
+         (point >= 0x2000 && point <= 0x200a) || point == 0x2028 || point == 0x2029 || point == 0x202f || point == 0x205f ||
+         point == 0x3000;
 }
 
 }  // namespace linnet::unicode

@@ -1,4 +1,4 @@
-#include "runtime/bpe.h"
+#include "runtime/tokenizer/bpe.h"
 
 #include <algorithm>
 #include <climits>

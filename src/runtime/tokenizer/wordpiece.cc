@@ -1,8 +1,8 @@
-#include "runtime/wordpiece.h"
+#include "runtime/tokenizer/wordpiece.h"
 
 #include <algorithm>
 
-#include "runtime/unicode.h"
+#include "runtime/tokenizer/unicode.h"
 
 namespace linnet {
 

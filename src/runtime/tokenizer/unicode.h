@@ -41,6 +41,11 @@ inline uint32_t decode(std::string_view text, size_t at, int& bytes) {
 }
 void append(std::string& out, uint32_t point);
 
+// The end of the cluster (what a reader takes for one character) that begins at text[at]. Clusters of Hangul, flags and emoji
+// come in their parts.
+size_t cluster_end(std::string_view text, size_t at);
+bool is_white(uint32_t point);  // White_Space
+
 std::string nfd(std::string_view text);
 std::string nfc(std::string_view text);
 

@@ -1,4 +1,4 @@
-#include "runtime/mapped_file.h"
+#include "runtime/files/mapped_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -54,6 +54,13 @@ Status MappedFile::open(const std::string& path, MappedFile& out) {
   ::close(descriptor);
   out = std::move(file);
   return {};
+}
+
+void leave_memory(const void* begin, uint64_t bytes) {
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), at = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t first = (at + page - 1) / page * page,
+                  last = (at + bytes) / page * page;  // neighbours share the pages between
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 }
 
 }  // namespace linnet

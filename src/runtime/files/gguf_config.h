@@ -5,7 +5,7 @@
 
 #include "core/status.h"
 #include "runtime/description.h"
-#include "runtime/gguf.h"
+#include "runtime/files/gguf.h"
 
 namespace linnet {
 

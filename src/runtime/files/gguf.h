@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/status.h"
-#include "runtime/mapped_file.h"
+#include "runtime/files/mapped_file.h"
 
 namespace linnet {
 

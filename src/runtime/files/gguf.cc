@@ -1,10 +1,10 @@
-#include "runtime/gguf.h"
+#include "runtime/files/gguf.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "core/json.h"
+#include "core/files/json.h"
 
 namespace linnet {
 
