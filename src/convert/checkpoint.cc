@@ -8,11 +8,11 @@
 #include <cstring>
 #include <filesystem>
 
-#include "core/file.h"
-#include "core/json.h"
-#include "core/safetensors_model.h"
-#include "runtime/gguf_config.h"
-#include "runtime/mapped_file.h"
+#include "core/files/file.h"
+#include "core/files/json.h"
+#include "core/files/safetensors_model.h"
+#include "runtime/files/gguf_config.h"
+#include "runtime/files/mapped_file.h"
 
 namespace linnet::convert {
 
@@ -204,6 +204,22 @@ Status write_checkpoint(const LayeredModel& source, const std::string& source_pa
     LINNET_TRY(write_folder(source_path, tensors, folder));
   }
   return sync_folder(folder);
+}
+
+Status link_checkpoint(const std::string& from, const std::vector<ConvertedLayer>& layers, const std::string& to) {
+  std::error_code error;
+  fs::remove_all(to, error);
+  if (!fs::create_directory(to, error)) return impossible(to + ": cannot be made: " + error.message());
+  for (fs::directory_iterator it(from, error), end; !error && it != end; it.increment(error)) {
+    const fs::path name = it->path().filename();
+    if (it->is_regular_file(error) && name != "config.json") fs::create_hard_link(it->path(), fs::path(to) / name, error);
+  }
+  if (error) return impossible(to + ": cannot be made: " + error.message());
+  std::string text;
+  JsonValue root;
+  LINNET_TRY(read_file(from + "/config.json", kMaxConfigBytes, text));
+  LINNET_TRY(parse_json(text, from, {}, root));
+  return write_file(to + "/config.json", with_section(root, section_text(layers, {})));
 }
 
 }  // namespace linnet::convert

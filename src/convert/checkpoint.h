@@ -23,6 +23,8 @@ struct CheckpointFacts {
   int64_t seed = 0;
 };
 
+// The same tensors with other layers: hard links beside another config.json, for a look at parts of a model.
+Status link_checkpoint(const std::string& from, const std::vector<ConvertedLayer>& layers, const std::string& to);
 // `folder` exists and is empty. Tensors of the source keep name, type and bytes unless `tensors` has one of that name.
 Status write_checkpoint(const LayeredModel& source, const std::string& source_path, const std::vector<ConvertedLayer>& layers,
                         const NewTensors& tensors, const CheckpointFacts& facts, const std::string& folder);

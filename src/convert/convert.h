@@ -25,14 +25,21 @@ struct ConvertOptions {
   std::vector<std::string> mechanisms;  // empty: what the family can do
   std::vector<int64_t> keep;            // layers that stay
   int64_t calibration_tokens = 4096, plan_tokens = 2048, eval_tokens = 16384, fit_tokens = 20'000'000;
-  int64_t rounds = 1;  // of refinement
+  int64_t rounds = 1;        // of refinement
+  double keep_recall = 0.1;  // nats that the loss of a passage repeated from far back may rise; < 0: not looked at
   bool zero_shot = false, dry_run = false, keep_work = false, baseline = false, speed = true, recall = true;
+  std::vector<int64_t> recall_lengths = {512, 2048};
   std::vector<std::string> fit;  // arguments for python -m linnet.convert fit
 };
 
 struct PlannedLayer {
   ConvertedLayer layer;
   double cost = 1, damage = 0, alone = 0;  // share of its softmax cost; predicted; measured damage of the reference window
+};
+
+// A plan that was tried so that the model still finds what stands far back.
+struct RecallTry {
+  double weight = 0, kl = 0, recall_kl = 0, loss = 0;  // of recall in the damage; of text; of the repeated passages
 };
 
 struct ConvertResult {
@@ -42,6 +49,9 @@ struct ConvertResult {
   std::string unit;                               // of damage
   bool reliable = true;                           // a text was given
   std::vector<PlannedLayer> layers;
+  double recall_teacher = -1,
+         recall_plain = -1;  // the teacher's loss on repeated passages and on the text before; -1: not measured
+  std::vector<RecallTry> recall;
   std::vector<std::pair<std::string, double>> seconds;  // of each stage
   std::string report;                                   // path of report.html
   std::string headline;                                 // what the report begins with
@@ -59,6 +69,8 @@ struct TextParts {
 Status split_text(const std::string& text, bool with_evaluation, bool with_fit, TextParts& out);
 // Sequences of `length` tokens, at most `tokens` in all; encoders get their special tokens around each.
 std::vector<Sample> samples_of(const Model& model, const std::string& text, int64_t length, int64_t tokens);
+// The text with some of its passages once more at the end: what continues them stands far back. `from` is where they begin.
+Sample repeated_passages(const std::vector<int32_t>& text, int64_t length);
 std::vector<Sample> random_samples(const Model& model, int64_t length, int64_t count, uint64_t seed);
 
 // report.cc: the parts of report.json as pages.

@@ -10,8 +10,8 @@
 #include <filesystem>
 
 #include "convert/sha256.h"
-#include "core/file.h"
-#include "core/json.h"
+#include "core/files/file.h"
+#include "core/files/json.h"
 #include "runtime/made_model.h"
 
 namespace linnet::convert {
@@ -131,6 +131,26 @@ TEST(Plan, HeadsAreCombined) {
   EXPECT_NEAR(front[1].cost, 0.55, 1e-12);
   EXPECT_EQ(window_cost(512, 4, 8192, true), 2.0 * 516 / 8192);
   EXPECT_EQ(window_cost(512, 4, 512, true), 1);
+}
+
+TEST(Data, RepeatedPassagesStandAtTheEnd) {
+  std::vector<int32_t> text(2000);
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<int32_t>(i);
+  const Sample sample = repeated_passages(text, 1024);
+  ASSERT_EQ(sample.tokens.size(), 1024u);
+  EXPECT_EQ(sample.from, 1024 - 4 * 48);
+  for (int64_t i = 0; i < 4; ++i) {  // at 5, 25, 45 and 65 % of the text before them
+    const int32_t first = sample.tokens[static_cast<size_t>(sample.from + 48 * i)];
+    EXPECT_EQ(first, sample.from * (4 * i + 1) / 20);
+    EXPECT_EQ(sample.tokens[static_cast<size_t>(sample.from + 48 * i + 47)], first + 47);
+  }
+  EXPECT_TRUE(repeated_passages(text, 100).tokens.empty());  // too short to be far
+}
+
+TEST(Plan, TrainedMechanisms) {
+  for (const char* name : {"gdn", "gla", "hybrid", "hybrid-exact", "distill", "hedgehog", "t2r"})
+    EXPECT_TRUE(is_trained(name)) << name;
+  for (const char* name : {"softmax", "window", "monarch", "hierarchical"}) EXPECT_FALSE(is_trained(name)) << name;
 }
 
 TEST(Convert, EveryFamilyWithinItsBudgetAndReadable) {

@@ -44,12 +44,12 @@ double square(const float* gram, const float* d, int64_t V) {
 }
 
 // Adds the error of each head over sampled rows.
-void add_errors(const std::vector<float>& g, const HeadTaps& taps, const std::vector<float>* other,
+void add_errors(const std::vector<float>& g, const HeadTaps& taps, int64_t from, const std::vector<float>* other,
                 std::vector<double>& heads) {
-  const int64_t H = taps.heads, V = taps.value, rows = std::min(kErrorRows, taps.tokens);
+  const int64_t H = taps.heads, V = taps.value, T = taps.tokens - from, rows = std::min(kErrorRows, T);
   std::vector<float> d(static_cast<size_t>(V));
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t t = (2 * r + 1) * taps.tokens / (2 * rows);
+    const int64_t t = from + (2 * r + 1) * T / (2 * rows);
     for (int64_t h = 0; h < H; ++h) {
       const size_t at = static_cast<size_t>((t * H + h) * V);
       for (int64_t i = 0; i < V; ++i) {
@@ -111,8 +111,9 @@ Status measure_layer(const LayeredModel& model, int64_t layer, const std::vector
       if (!std::isfinite(x)) return bad_input("layer " + std::to_string(layer) + ": its output is not finite");
     }
     std::vector<analysis::HeadStatistics> heads;
-    LINNET_TRY(
-        analysis::head_statistics(taps, layer, model.causal(), {.rows = 128, .sinks = sinks, .windows = windows}, heads));
+    LINNET_TRY(analysis::head_statistics(
+        taps, layer, model.causal(),
+        {.rows = 128, .sinks = sinks, .windows = windows, .degrees = s == 0 && samples[0].from == 0, .samples = 256}, heads));
     const double share = 1 / static_cast<double>(samples.size());
     if (s == 0) out.heads.assign(heads.size(), {.layer = layer, .window_mass = std::vector<double>(windows.size(), 0)});
     for (size_t h = 0; h < heads.size(); ++h) {
@@ -123,16 +124,17 @@ Status measure_layer(const LayeredModel& model, int64_t layer, const std::vector
       to.distance += share * heads[h].distance;
       to.sink_mass += share * heads[h].sink_mass;
       to.stable_rank += share * heads[h].stable_rank;
+      to.dof += heads[h].dof;  // of the first sample
       for (size_t w = 0; w < windows.size(); ++w) to.window_mass[w] += share * heads[h].window_mass[w];
     }
     std::vector<double> energy(static_cast<size_t>(H), 0);
-    add_errors(g, taps, nullptr, energy);
+    add_errors(g, taps, samples[s].from, nullptr, energy);
     for (const double e : energy) out.energy += e;
     for (size_t w = 0; w < windows.size(); ++w) {
       if (windows[w] + sinks >= taps.tokens && windows[w] >= 2 * taps.tokens) continue;
       LINNET_TRY(windowed(taps, model.causal(), windows[w], sinks, other));
       std::vector<double> errors(static_cast<size_t>(H), 0);
-      add_errors(g, taps, &other, errors);
+      add_errors(g, taps, samples[s].from, &other, errors);
       for (int64_t h = 0; h < H; ++h) out.window[static_cast<size_t>(h / groups)][w] += errors[static_cast<size_t>(h)];
     }
     for (size_t o = 0; o < whole.size() && model.replaces(layer); ++o) {
@@ -141,7 +143,7 @@ Status measure_layer(const LayeredModel& model, int64_t layer, const std::vector
       HeadTaps changed;
       LINNET_TRY(model.block(candidate, inputs[s], ignored, nullptr, &changed));
       std::vector<double> errors(static_cast<size_t>(H), 0);
-      add_errors(g, taps, &changed.out, errors);
+      add_errors(g, taps, samples[s].from, &changed.out, errors);
       for (const double e : errors) out.whole[o] += e;
     }
   }
@@ -205,7 +207,7 @@ double kl_row(const float* p, const float* q, int64_t n, double lp, double lq) {
 }  // namespace
 
 Status distance(const LayeredModel& model, const std::vector<std::vector<float>>& expected,
-                const std::vector<std::vector<float>>& found, bool pool_first, double& out) {
+                const std::vector<std::vector<float>>& found, bool pool_first, double& out, int64_t from) {
   const int64_t C = model.hidden(), vocabulary = model.description().vocabulary;
   double total = 0;
   if (!model.causal()) {
@@ -228,12 +230,12 @@ Status distance(const LayeredModel& model, const std::vector<std::vector<float>>
   int64_t count = 0;
   std::vector<float> rows_a, rows_b, a(static_cast<size_t>(kHeadRows * vocabulary)), b(a.size());
   for (size_t s = 0; s < expected.size(); ++s) {
-    const int64_t T = static_cast<int64_t>(expected[s].size()) / C, rows = std::min<int64_t>(T, kKlRows);
+    const int64_t T = static_cast<int64_t>(expected[s].size()) / C - from, rows = std::min<int64_t>(T, kKlRows);
     for (int64_t begin = 0; begin < rows; begin += kHeadRows) {
       const int64_t part = std::min(kHeadRows, rows - begin);
       rows_a.clear(), rows_b.clear();
       for (int64_t r = begin; r < begin + part; ++r) {
-        const ptrdiff_t t = (2 * r + 1) * T / (2 * rows) * C;
+        const ptrdiff_t t = (from + (2 * r + 1) * T / (2 * rows)) * C;
         rows_a.insert(rows_a.end(), expected[s].begin() + t, expected[s].begin() + t + C);
         rows_b.insert(rows_b.end(), found[s].begin() + t, found[s].begin() + t + C);
       }

@@ -16,6 +16,7 @@ namespace linnet::convert {
 struct Sample {
   std::vector<int32_t> tokens;
   std::vector<float> pixels;
+  int64_t from = 0;  // what stands before is read, not measured
 };
 
 using Told = std::function<void(const std::string& what, int64_t done, int64_t total)>;
@@ -25,6 +26,7 @@ using Told = std::function<void(const std::string& what, int64_t done, int64_t t
 struct LayerErrors {
   std::vector<analysis::HeadStatistics> heads;
   std::vector<std::vector<double>> window;  // [head of keys][window]
+  std::vector<std::vector<double>> recall;  // the same where a passage far back is repeated; empty: not measured
   std::vector<double> whole;                // of each candidate for the whole layer
   double energy = 0;                        // |Wo out|^2, in the same way
 };
@@ -42,9 +44,9 @@ Status trace(const LayeredModel& model, const std::vector<Sample>& samples, bool
 // From block `first` on, with these layers: finished states.
 Status run_from(const LayeredModel& model, const std::vector<ConvertedLayer>& layers, size_t first, std::vector<float> x,
                 const ParameterValues* extra, std::vector<float>& out);
-// Mean KL of the next token in nats over sampled rows; encoders: 1 - cosine of the pooled states.
+// Mean KL of the next token in nats over sampled rows, from `from` on; encoders: 1 - cosine of the pooled states.
 Status distance(const LayeredModel& model, const std::vector<std::vector<float>>& expected,
-                const std::vector<std::vector<float>>& found, bool pool_first, double& out);
+                const std::vector<std::vector<float>>& found, bool pool_first, double& out, int64_t from = 0);
 
 // Loss and KL of all tokens of one block, both models' finished states [T, hidden].
 struct BlockScore {

@@ -12,6 +12,11 @@ constexpr double kChunk = 64;
 double real(int64_t x) { return static_cast<double>(x); }
 }  // namespace
 
+bool is_trained(const std::string& mechanism) {
+  static const char* const kTrained[] = {"gdn", "gla", "hybrid", "hybrid-exact", "distill", "hedgehog", "t2r"};
+  return std::find(std::begin(kTrained), std::end(kTrained), mechanism) != std::end(kTrained);
+}
+
 double window_cost(int64_t window, int64_t sinks, int64_t length, bool causal) {
   if (window == 0 || window + sinks >= length) return 1;
   return std::min(1.0, (causal ? 2 : 1) * real(window + sinks) / real(length));
@@ -43,8 +48,10 @@ double mechanism_cost(const ConvertedLayer& o, int64_t length, int64_t key, int6
       total += window_cost(w, o.sinks, length, causal) / real(static_cast<int64_t>(o.windows.size()));
     return total;
   }
-  if (o.mechanism == "distill") return (4 * M * D + 4 * M * V + kChunk * (M + V)) / softmax + near;
-  if (o.mechanism == "hybrid") return (8 * M * D + 8 * M * V + kChunk * (2 * M + V)) / softmax + near;
+  if (o.mechanism == "distill" || o.mechanism == "t2r" || o.mechanism == "hybrid-exact")
+    return (4 * M * D + 4 * M * V + kChunk * (M + V)) / softmax + near;
+  if (o.mechanism == "hybrid" || o.mechanism == "hedgehog")
+    return (8 * M * D + 8 * M * V + kChunk * (2 * M + V)) / softmax + near;
   if (o.mechanism == "gdn") return (6 * D * V + 2 * kChunk * (D + V)) / softmax + near;
   if (o.mechanism == "gla") return (4 * D * V + kChunk * (D + V)) / softmax + near;
   if (o.mechanism == "monarch") return monarch_cost(o.block, o.steps, length);

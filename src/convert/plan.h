@@ -18,14 +18,17 @@ struct LayerOption {
   ConvertedLayer layer;
   double cost = 0;    // share of this layer's softmax cost
   double error = 0;   // of the attention's output, in the layer's own units
+  double recall = 0;  // what repeated passages have in it
   double damage = 0;  // to the whole model
 };
 
+// Whether a mechanism has parameters that a fit has to find.
+bool is_trained(const std::string& mechanism);
 // Shares of softmax's cost (docs/convert.md). `length` tokens.
 double window_cost(int64_t window, int64_t sinks, int64_t length, bool causal);
 double monarch_cost(int64_t block, int64_t steps, int64_t length);
 double hierarchical_cost(int64_t arity, int64_t length);
-// distill, hybrid, gdn, gla: the formulas of the specification with chunks of 64; `key` = `value` channels.
+// Mechanisms that are trained: the formulas of the specification with chunks of 64; `key` = `value` channels.
 double mechanism_cost(const ConvertedLayer& layer, int64_t length, int64_t key, int64_t value, bool causal);
 
 // One option of each layer with the least damage and at most `budget` of the cost; `weights` are the layers' shares of the

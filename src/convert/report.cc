@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "convert/convert.h"
-#include "core/json.h"
+#include "core/files/json.h"
 #include "report/chart.h"
 #include "report/page.h"
 #include "report/text.h"
@@ -26,6 +26,14 @@ std::string fixed(double x, int digits) {
   return text;
 }
 
+// What a model wrote, on one line of at most `most` bytes: control characters become spaces, letters stay whole.
+std::string one_line(std::string text, size_t most = std::string::npos) {
+  for (char& c : text) c = static_cast<unsigned char>(c) < 32 || c == 127 ? ' ' : c;
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
+  return text.substr(0, most) + " ...";
+}
+
 struct Rows {
   std::string title, sentence;
   std::vector<std::string> heading;
@@ -43,6 +51,12 @@ std::string headline(const JsonValue& r) {
     }
   }
   if (e.has("embedding")) text += ", mean cosine " + fixed(real(e.find("embedding").find("cosine")), 4);
+  double asked = 0, teacher = 0, student = 0;
+  for (JsonItems items(e.find("recall").find("tasks")); items.next();) {
+    asked += real(items.value().find("trials"));
+    teacher += real(items.value().find("teacher")), student += real(items.value().find("student"));
+  }
+  if (asked > 0) text += ", recalls " + whole(student) + " of " + whole(asked) + " (the teacher " + whole(teacher) + ")";
   JsonValue longest;
   for (JsonItems items(e.find("speed").find("lengths")); items.next();) longest = items.value();
   if (longest.is(JsonValue::Kind::object)) {
@@ -54,6 +68,38 @@ std::string headline(const JsonValue& r) {
   text += ".";
   if (!r.find("reliable").boolean()) text += " UNRELIABLE: planned and evaluated on random inputs, since no text was given.";
   return text;
+}
+
+// What was scored under this name of the evaluation; empty: something else.
+std::string plan_name(const std::string& name) {
+  static const std::pair<const char*, const char*> kNames[] = {
+      {"blocks", "this plan"},
+      {"baseline", "baseline: least harmed layers get a window of "},
+      {"uniform", "evenly spaced layers get a window of "},
+      {"lolcats", "least harmed layers get LoLCATs' form (window 64, Hedgehog features of all channels), untrained"},
+      {"liger", "least harmed layers get Liger's form (window 64, gated linear attention), untrained"},
+      {"hedgehog", "least harmed layers get Hedgehog features of all channels alone, untrained"},
+  };
+  const size_t first = name.find('_'), last = name.rfind('_');
+  if (name.substr(0, first) == "branch") return "";
+  for (const auto& [start, text] : kNames) {
+    if (name.substr(0, first) == start) return text + (first < last ? name.substr(first + 1, last - first - 1) : "");
+  }
+  return "";
+}
+
+// What is left of the attention under this name; empty: something else.
+std::string branch_name(const std::string& name) {
+  static const std::pair<const char*, const char*> kNames[] = {
+      {"branch_first_", "all but the first keys (no sinks)"},
+      {"branch_near_", "windows alone: no head and no layer sees all keys"},
+      {"branch_window_", "windows alone: nothing of what was trained beside them"},
+      {"branch_far_", "what was trained alone, without its window"},
+  };
+  for (const auto& [start, text] : kNames) {
+    if (name.rfind(start, 0) == 0) return text;
+  }
+  return "";
 }
 
 std::vector<Rows> tables(const JsonValue& r) {
@@ -70,11 +116,10 @@ std::vector<Rows> tables(const JsonValue& r) {
                 {}};
   for (JsonItems items(e); items.next();) {
     const std::string name = items.key().string();
-    const bool own = name.rfind("blocks_", 0) == 0, base = name.rfind("baseline_", 0) == 0;
-    if (!own && !base) continue;
+    const std::string plan = plan_name(name);
+    if (plan.empty()) continue;
+    const bool own = name.rfind("blocks_", 0) == 0;
     const JsonValue& v = items.value();
-    const std::string plan =
-        own ? "this plan" : "baseline: least harmed layers get a window of " + name.substr(9, name.find('_', 9) - 9);
     loss.rows.push_back({plan, whole(real(v.find("length"))), whole(real(v.find("tokens"))),
                          whole(real(v.find("softmax_layers"))), fixed(real(v.find("cost")), 3),
                          fixed(real(v.find("teacher_perplexity")), 3), fixed(real(v.find("student_perplexity")), 3),
@@ -91,6 +136,19 @@ std::vector<Rows> tables(const JsonValue& r) {
     }
   }
   if (!loss.rows.empty()) out.push_back(loss);
+  Rows branches{"Each branch alone",
+                "The converted model with a part of its attention left out, on the same tokens: what carries the result.",
+                {"what is left", "block", "student perplexity", "ratio", "KL", "same top token"},
+                {}};
+  for (JsonItems items(e); items.next();) {
+    const std::string name = branch_name(items.key().string());
+    if (name.empty()) continue;
+    const JsonValue& v = items.value();
+    branches.rows.push_back({name, whole(real(v.find("length"))), fixed(real(v.find("student_perplexity")), 3),
+                             fixed(real(v.find("ratio")), 4), fixed(real(v.find("kl")), 4),
+                             percent_text(real(v.find("agreement")))});
+  }
+  if (!branches.rows.empty()) out.push_back(branches);
   if (e.has("embedding")) {
     const JsonValue v = e.find("embedding");
     out.push_back({"Embeddings",
@@ -124,18 +182,35 @@ std::vector<Rows> tables(const JsonValue& r) {
                            whole(real(v.find("student"))), whole(real(v.find("trials")))});
   }
   if (!recall.rows.empty()) out.push_back(recall);
+  Rows tried{
+      "Plans tried for recall",
+      "Passages of the plan text are repeated at its end, so that what continues them stands far back. The teacher's loss on "
+      "them is " +
+          fixed(real(r.find("recall_teacher")), 3) + " nats a token, on the text before " +
+          fixed(real(r.find("recall_plain")), 3) +
+          ". Heads that fetch them are weighed more until the student's loss is near it.",
+      {"weight of recall", "KL of text", "KL of repeated passages", "loss of repeated passages"},
+      {}};
+  for (JsonItems items(r.find("recall")); items.next();) {
+    const JsonValue& v = items.value();
+    tried.rows.push_back({fixed(real(v.find("weight")), 2), fixed(real(v.find("kl")), 5), fixed(real(v.find("recall_kl")), 4),
+                          fixed(real(v.find("loss")), 4)});
+  }
+  if (!tried.rows.empty()) out.push_back(tried);
   Rows plan{"The plan",
             "Damage: " + r.find("unit").string() +
                 ", predicted for this choice; alone: measured with the reference window in this layer only. "
-                "Statistics are means over heads.",
-            {"layer", "attention", "cost", "damage", "alone", "entropy", "distance", "in window", "on sinks", "stable rank"},
+                "Statistics are means over heads; degrees of freedom (features that the kernel needs): the largest.",
+            {"layer", "attention", "cost", "damage", "alone", "entropy", "distance", "in window", "on sinks", "stable rank",
+             "degrees of freedom"},
             {}};
   for (JsonItems items(r.find("layers")); items.next();) {
     const JsonValue& v = items.value();
     plan.rows.push_back({whole(real(v.find("index"))), v.find("label").string(), fixed(real(v.find("cost")), 3),
                          fixed(real(v.find("damage")), 5), fixed(real(v.find("alone")), 5), fixed(real(v.find("entropy")), 2),
                          fixed(real(v.find("distance")), 0), fixed(real(v.find("window_mass")), 3),
-                         fixed(real(v.find("sink_mass")), 3), fixed(real(v.find("stable_rank")), 2)});
+                         fixed(real(v.find("sink_mass")), 3), fixed(real(v.find("stable_rank")), 2),
+                         fixed(real(v.find("dof")), 1)});
   }
   out.push_back(plan);
   Rows time{"Time", "Seconds of each stage; a resumed run counts its own.", {"stage", "seconds"}, {}};
@@ -175,9 +250,9 @@ std::string report_markdown(const std::string& json) {
   }
   for (JsonItems items(r.find("evaluation").find("texts")); items.next();) {
     const JsonValue& v = items.value();
-    text += "\n## " + v.find("prompt").string().substr(0, 80) + "\n\nteacher: " + v.find("teacher").string() +
-            "\n\nstudent: " + v.find("student").string() + "\n\nThe first " + whole(real(v.find("same_tokens"))) + " of " +
-            whole(real(v.find("of"))) + " tokens agree.\n";
+    text += "\n## " + one_line(v.find("prompt").string(), 80) + "\n\nteacher: " + one_line(v.find("teacher").string()) +
+            "\n\nstudent: " + one_line(v.find("student").string()) + "\n\nThe first " + whole(real(v.find("same_tokens"))) +
+            " of " + whole(real(v.find("of"))) + " tokens agree.\n";
   }
   return text;
 }
@@ -234,6 +309,26 @@ std::string report_page(const std::string& json) {
   if (!positions.lines.empty())
     charts.push_back(
         report::panel("Loss by position", "How far the student's next token is from the teacher's.", report::draw(positions)));
+  report::Chart recall;
+  recall.name = "recall by length";
+  recall.x = {.label = "tokens", .log = true, .text = report::count_text};
+  recall.y = {.label = "share of right answers", .low = 0, .high = 1};
+  for (int i = 0; i < 4; ++i) {  // two tasks, teacher and student
+    const std::string task = i < 2 ? "passkey" : "associative", who = i % 2 == 0 ? "teacher" : "student";
+    report::ChartLine line{.label = task + ", " + who, .color = i, .shape = i % 2};
+    for (JsonItems items(r.find("evaluation").find("recall").find("tasks")); items.next();) {
+      const JsonValue& v = items.value();
+      if (v.find("task").string() != task) continue;
+      line.points.emplace_back(real(v.find("length")),
+                               real(v.find(i % 2 == 0 ? "teacher" : "student")) / std::max(real(v.find("trials")), 1.0));
+    }
+    if (!line.points.empty()) recall.lines.push_back(line);
+  }
+  if (!recall.lines.empty())
+    charts.push_back(
+        report::panel("Recall against length",
+                      "A pass key hidden in text, and a number among name = number lines; both models with 4-bit weights.",
+                      report::draw(recall)));
   const JsonValue lengths = r.find("evaluation").find("speed").find("lengths");
   for (const char* what : {"prefill", "decode", "state_bytes"}) {
     report::Chart chart;
@@ -262,7 +357,8 @@ std::string report_page(const std::string& json) {
   std::vector<std::vector<std::string>> texts;
   for (JsonItems items(r.find("evaluation").find("texts")); items.next();) {
     const JsonValue& v = items.value();
-    texts.push_back({v.find("prompt").string(), v.find("teacher").string(), v.find("student").string(),
+    texts.push_back({one_line(v.find("prompt").string()), one_line(v.find("teacher").string()),
+                     one_line(v.find("student").string()),
                      whole(real(v.find("same_tokens"))) + " of " + whole(real(v.find("of")))});
   }
   if (!texts.empty()) {

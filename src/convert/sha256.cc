@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/file.h"
+#include "core/files/file.h"
 
 namespace linnet::convert {
 

@@ -16,7 +16,7 @@ import types
 
 import torch
 
-from . import attention, choose, data, mixers, write
+from . import attention, cache, choose, data, mixers, write
 from .choose import OverBudget
 from .fit import Fit, NotFinite, Settings
 from .write import load_converted, save
@@ -87,8 +87,8 @@ def convert(model, text, *, budget=0.25, length=8192, plan=None, mechanisms=None
             entry = {k: v for k, v in entries.pop(site.index, {}).items() if k not in ("index", "cost", "damage")} or {"mechanism": "softmax"}
             known = mixers.MIXERS[entry["mechanism"]].option_names if entry["mechanism"] in mixers.MIXERS else ()
             entry = {k: v for k, v in entry.items() if v != 0 or k in known}  # a window of 0 says that there is none
-            if site.keep and entry["mechanism"] != "softmax":
-                raise ValueError(f"layer {site.index} cannot be {entry['mechanism']}: {site.keep}")
+            if why := attention.refusal(site, entry["mechanism"], entry):
+                raise ValueError(f"layer {site.index} cannot be {entry['mechanism']}: {why}")
             mixer = mixers.make(site.shape, **entry)
             site.candidates = {choose.label(mixer.mechanism, mixer.options): mixer}
         if entries:
@@ -99,8 +99,11 @@ def convert(model, text, *, budget=0.25, length=8192, plan=None, mechanisms=None
         if budget >= 1 and "softmax" in mechanisms:
             mechanisms = ("softmax",)  # nothing is gained by anything else
         for site in sites:
-            kept = site.keep or site.index in keep_softmax
-            site.candidates = dict(candidates(site.shape, ("softmax",) if kept else mechanisms))
+            offered = ("softmax",) if site.index in keep_softmax else mechanisms
+            site.candidates = {label: mixer for label, mixer in candidates(site.shape, offered)
+                               if not attention.refusal(site, mixer.mechanism, mixer.options)}  # fmt: skip
+            if not site.candidates:
+                site.candidates = dict(candidates(site.shape, ("softmax",)))
     fit = Fit(model, sites, parts, settings, work, log)
     fit.restore()
     fit.initialise()
@@ -120,10 +123,7 @@ def convert(model, text, *, budget=0.25, length=8192, plan=None, mechanisms=None
                "history": fit.history}  # fmt: skip
     model.linnet_report, model.linnet_sites = report, sites
     model.config.linnet = write.section(sites, {"seed": settings.seed})
-    if any(site.mixer is not None for site in sites):
-        model.config.use_cache = False
-        if getattr(model, "generation_config", None) is not None:
-            model.generation_config.use_cache = False
+    cache.install(model, sites)
     if out is not None and fit.rank == 0:
         save_checked(fit, out, source or getattr(model.config, "_name_or_path", None), {"seed": settings.seed, "tokens": settings.tokens})
     return model

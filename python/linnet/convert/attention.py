@@ -12,12 +12,15 @@ import torch
 from torch import nn
 
 from .._transformers import _attention, _Mask, _mask
-from . import mixers
+from . import cache, mixers
 
 NAME = "linnet_convert"
 _OUT = ("o_proj", "c_proj", "out_proj", "dense")
 _RAW = {"q_raw": "q_proj", "k_raw": "k_proj"}
 _visitor = contextvars.ContextVar("linnet_convert_visitor", default=None)
+
+
+CAPPED = "its scores have a soft cap"  # which a window keeps, and nothing else knows
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Site:
     project: nn.Module | None  # the output projection
     shape: mixers.Shape
     keep: str = ""  # why it has to stay softmax
+    own_window: int = 0  # keys that the source sees from here; 0: all
     candidates: dict = field(default_factory=dict)  # by a text of the options
 
     @property
@@ -42,6 +46,12 @@ class Site:
             self.module._modules.pop("linnet", None)
         else:
             self.module.add_module("linnet", mixer)
+
+    def cost(self, mechanism, options, tokens):
+        """FLOPs of one forward over so many tokens; of softmax: as the source has it."""
+        if mechanism == "softmax" and self.own_window:
+            mechanism, options = "window", {"window": self.own_window, "sinks": 0}
+        return mixers.cost(self.shape, mechanism, options, tokens)
 
     def entry(self):
         """The layer's entry of config.json."""
@@ -116,7 +126,7 @@ def _tokens_there(mask, batch, tokens, keys):
     else:
         dense = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     if dense.shape[-2] != dense.shape[-1]:
-        raise NotImplementedError("linnet.convert: this mixer has no cache: generate with use_cache=False, or with `linnet generate`")
+        raise NotImplementedError(cache.NO_CACHE)
     there = dense[:, 0].any(-2)  # a key that some row sees
     return None if there.all() else there
 
@@ -126,7 +136,7 @@ def _mix(module, mixer, query, key, value, mask):
     batch, _, tokens, _ = query.shape
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if tokens != k.shape[1]:
-        raise NotImplementedError("linnet.convert: this mixer has no cache: generate with use_cache=False, or with `linnet generate`")
+        raise NotImplementedError(cache.NO_CACHE)
     more = more_of(module, mixer.needs, q, k)
     there = _tokens_there(mask, batch, tokens, k.shape[1])
     if there is None:
@@ -140,29 +150,30 @@ def _mix(module, mixer, query, key, value, mask):
     return out
 
 
-def _window_cached(mixer, query, key, value):
-    """A window over a cache: the queries stand at its end."""
-    options = mixer.options
-    return mixers.linnet.softmax(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=True,
-                                 scale=mixer.shape.scale, window=(options["window"] - 1, -1), prefix=options["sinks"])  # fmt: skip
+def _padded(mask):
+    """Whether some keys are of nobody: a mask that is no rule, or a rule with gaps."""
+    if mask is None:
+        return False
+    return not isinstance(mask, _Mask) or mask.rule.key_len is not None or mask.rule.tokens_k is not None
 
 
 def _attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **options):
     if dropout and module.training:
         raise NotImplementedError("linnet.convert: attention has no dropout; call model.eval() or set it to 0 in the configuration")
-    mixer = module._modules.get("linnet")
+    mixer, kept = module._modules.get("linnet"), module.__dict__.pop("_linnet_kept", None)
 
     def teach():
         return _teach(module, query, key, value, attention_mask, scaling, options)
 
     def read():
+        nonlocal kept
         if mixer is None or isinstance(mixer, mixers.Softmax):
             return teach()
-        plain = attention_mask is None or isinstance(attention_mask, _Mask)
-        one_window = isinstance(mixer, mixers.Window) and "window" in mixer.options
-        if query.shape[2] != key.shape[2] and one_window and plain and not query.is_cuda:
-            return _window_cached(mixer, query, key, value)
-        return _mix(module, mixer, query, key, value, attention_mask)
+        if kept is not None and not kept.takes(key, _padded(attention_mask)):
+            kept = None
+        if kept is None:
+            return _mix(module, mixer, query, key, value, attention_mask)
+        return kept.attend(mixer, query, key, value)
 
     visitor = _visitor.get()
     out = read() if visitor is None else visitor(module, query, key, value, scaling, options, teach, read)
@@ -192,6 +203,25 @@ def _out_projection(model, name, module):
     return None
 
 
+def _own_window(options, causal):
+    """Keys of the window that a layer of the source has; transformers counts those of one side where both are seen."""
+    window = options.get("sliding_window") or 0
+    return window if causal or not window else 2 * window + 1
+
+
+def refusal(site, mechanism, options):
+    """Why a mechanism cannot stand in the place of this layer's softmax; empty: it can."""
+    if mechanism == "softmax":
+        return ""
+    if site.keep and not (site.keep == CAPPED and mechanism == "window"):
+        return site.keep
+    if site.own_window:
+        windows = options.get("windows") or [options.get("window", 0)]
+        if mechanism != "window" or not all(0 < w <= site.own_window for w in windows):
+            return f"it has a window of its own, {site.own_window} keys, in whose place only smaller ones may stand"
+    return ""
+
+
 def probe(model):
     """A small input that runs every layer: two tokens, or a black image."""
     config, device = model.config, next(model.parameters()).device
@@ -210,7 +240,7 @@ def find(model):
     def visit(module, query, key, value, scaling, options, teach, read):
         keep = ""
         if options.get("softcap"):
-            keep = "its scores have a soft cap"
+            keep = CAPPED
         elif options.get("s_aux") is not None:
             keep = "it has learned sinks"
         elif options.get("position_bias") is not None:
@@ -223,8 +253,10 @@ def find(model):
             raise ValueError(f"{kind}: {names[module]} runs twice in one forward, which linnet.convert does not know")
         x = getattr(module, "_linnet_x", None)
         hidden = 0 if x is None else x.shape[-1]
-        shape = mixers.Shape(hidden, query.shape[1], key.shape[1], query.shape[3], value.shape[3], scale, causal)
-        found[module] = Site(len(found), names[module], module, _out_projection(model, names[module], module), shape, keep)
+        shape = mixers.Shape(hidden, query.shape[1], key.shape[1], query.shape[3], value.shape[3], scale, causal,
+                             float(options.get("softcap") or 0))  # fmt: skip
+        found[module] = Site(len(found), names[module], module, _out_projection(model, names[module], module), shape, keep,
+                             _own_window(options, causal))  # fmt: skip
         return teach()
 
     try:

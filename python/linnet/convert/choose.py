@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from . import attention, mixers
+from . import attention
 
 
 class OverBudget(ValueError):
@@ -114,8 +114,8 @@ def choose(fit, budget, length):
     if not fit.facts.get("chosen"):
         damage = measure(fit, fit.parts["held_out"][: fit.settings.held_out])
         keys = [list(site.candidates) for site in fit.sites]
-        costs = [[mixers.cost(site.shape, m.mechanism, m.options, length) for m in site.candidates.values()] for site in fit.sites]
-        whole = sum(mixers.cost(site.shape, "softmax", {}, length) for site in fit.sites)
+        costs = [[site.cost(m.mechanism, m.options, length) for m in site.candidates.values()] for site in fit.sites]
+        whole = sum(site.cost("softmax", {}, length) for site in fit.sites)
         if budget >= 1 and all(any(m.mechanism == "softmax" for m in site.candidates.values()) for site in fit.sites):
             picks = [next(i for i, m in enumerate(site.candidates.values()) if m.mechanism == "softmax") for site in fit.sites]
         else:

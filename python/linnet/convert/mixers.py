@@ -35,6 +35,7 @@ class Shape:
     value: int
     scale: float
     causal: bool
+    softcap: float = 0.0  # of the scores; only windows know it
 
 
 @functools.cache
@@ -77,7 +78,9 @@ def softmax(q, k, v, shape, window=0, sinks=0, with_lse=False):
     """Exact attention, all of it or inside a window with sinks; with_lse: the rows' normalisers too."""
     if native("softmax", q):
         return linnet.softmax(q, k, v, causal=shape.causal, scale=shape.scale, window=sides(window, shape.causal), prefix=sinks,
-                              return_lse=with_lse)  # fmt: skip
+                              softcap=shape.softcap, return_lse=with_lse)  # fmt: skip
+    if shape.softcap:
+        raise NotImplementedError("linnet.convert: a soft cap of the scores needs linnet's softmax, which does not run on this device")
     plain = window == 0 or (shape.causal and window >= q.shape[1])
     if with_lse:
         scores = torch.einsum("bihd,bjhd->bhij", q.float(), repeat(k, shape.heads).float()) * shape.scale
@@ -419,6 +422,7 @@ class HybridExact(Distill):
 
     def make_balance(self):
         self.register_buffer("A", torch.eye(self.shape.key).repeat(self.shape.heads, 1, 1))
+        self.register_buffer("A_inverse", self.A.clone())
 
     def set_balance(self, q, k, v):
         one = torch.zeros(self.shape.heads, 1, self.shape.key), torch.ones(self.shape.heads, 1)
@@ -426,10 +430,10 @@ class HybridExact(Distill):
         self.q_mean.copy_(means[0])
         self.k_mean.copy_(means[1])
         self.A.copy_(means[2])
+        self.A_inverse.copy_(torch.linalg.inv(self.A.double()))
 
     def balance_both(self, q, k):
-        inverse = torch.linalg.inv(self.A.double()).float()
-        return torch.einsum("bthd,hde->bthe", q, self.A), torch.einsum("bthd,hde->bthe", k, inverse)
+        return torch.einsum("bthd,hde->bthe", q, self.A), torch.einsum("bthd,hde->bthe", k, self.A_inverse)
 
     def true_scale(self, centred):
         """What the balanced query lacks of the true score: eta (q - q0).k0, [B, T, H]."""

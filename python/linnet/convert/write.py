@@ -8,7 +8,7 @@ import tempfile
 
 import torch
 
-from . import attention, checkpoint, mixers
+from . import attention, cache, checkpoint, mixers
 
 FORMAT = 1
 COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json",
@@ -152,8 +152,8 @@ def put_mixers(sites, layers, tensors, where):
         site = sites[index]
         if mechanism == "softmax":
             continue
-        if site.keep:
-            raise ValueError(f"{where}: layer {index} cannot be {mechanism}: {site.keep}")
+        if why := attention.refusal(site, mechanism, options):
+            raise ValueError(f"{where}: layer {index} cannot be {mechanism}: {why}")
         names = mixers.MIXERS[mechanism].option_names if mechanism in mixers.MIXERS else ()
         try:
             mixer = mixers.make(site.shape, mechanism, **{name: value for name, value in options.items() if name in names})
@@ -198,9 +198,6 @@ def load_converted(path, device=None):
     sites = attention.find(model)
     tensors = {name: y for name, y in source_tensors(path).items() if name.startswith("linnet.layers.")}
     put_mixers(sites, config["linnet"]["layers"], tensors, path)
-    if any(site.mixer is not None and not (isinstance(site.mixer, mixers.Window) and "window" in site.mixer.options) for site in sites):
-        if getattr(model, "generation_config", None) is not None:
-            model.generation_config.use_cache = False  # these mixers have no cache in transformers
-        model.config.use_cache = False
     model.linnet_sites = sites
+    cache.install(model, sites)
     return model.to(device) if device else model

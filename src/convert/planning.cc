@@ -1,0 +1,535 @@
+// The damage that replacements do, the plan, and its refinement.
+#include <cmath>
+
+#include "convert/job.h"
+#include "core/files/file.h"
+#include "layers/layer.h"
+#include "linnet.h"
+
+namespace linnet::convert {
+
+std::vector<ConvertedLayer> Job::plain_layers() const {
+  std::vector<ConvertedLayer> list(static_cast<size_t>(parts_->layers()));
+  for (size_t i = 0; i < list.size(); ++i) list[i].index = static_cast<int64_t>(i);
+  return list;
+}
+
+// What one layer's replacement alone does.
+Status Job::alone(const ConvertedLayer& layer, double& kl) {
+  std::vector<ConvertedLayer> list = plain_layers();
+  const size_t i = static_cast<size_t>(layer.index);
+  list[i] = layer;
+  std::vector<std::vector<float>> found(plan_.size());
+  for (size_t s = 0; s < plan_.size(); ++s) LINNET_TRY(run_from(*parts_, list, i, traced_.inputs[i][s], nullptr, found[s]));
+  return distance(*parts_, traced_.last, found, false, kl);
+}
+
+Status Job::joint(const std::vector<ConvertedLayer>& list, double& kl) {
+  size_t first = 0;
+  while (first + 1 < list.size() && list[first].mechanism == "softmax") ++first;
+  std::vector<std::vector<float>> found(plan_.size());
+  for (size_t s = 0; s < plan_.size(); ++s)
+    LINNET_TRY(run_from(*parts_, list, first, traced_.inputs[first][s], nullptr, found[s]));
+  return distance(*parts_, traced_.last, found, false, kl);
+}
+
+Status Job::traced() {
+  if (!traced_.last.empty()) return {};
+  return trace(*parts_, plan_, true, told_, traced_);
+}
+
+// A list of numbers that grows one by one, each saved as soon as it is known.
+Status Job::read_list(const char* file, std::vector<double>& out) const {
+  out.clear();
+  if (!exists(at(file))) return {};
+  std::string text;
+  JsonValue root;
+  LINNET_TRY(read_file(at(file), kMaxStageBytes, text));
+  LINNET_TRY(parse_json(text, at(file), {}, root));
+  out = numbers(root.find("kl"));
+  return {};
+}
+
+Status Job::write_list(const char* file, const std::vector<double>& list) const {
+  JsonWriter w;
+  w.begin_object();
+  write_numbers(w, "kl", list);
+  return write_file(at(file), w.end_object().text());
+}
+
+// Stage 5, the first half.
+Status Job::damage() {
+  const size_t layers = static_cast<size_t>(parts_->layers());
+  LINNET_TRY(read_list("damage.json", alone_));
+  while (alone_.size() < layers) {
+    const size_t i = alone_.size();
+    tell("damage", static_cast<int64_t>(i), static_cast<int64_t>(layers));
+    double kl = 0;
+    if (parts_->converts(static_cast<int64_t>(i)) && reference_error(i) > 0) {
+      LINNET_TRY(traced());
+      ConvertedLayer layer;
+      layer.index = static_cast<int64_t>(i), layer.mechanism = "window", layer.window = windows_[reference(i)],
+      layer.sinks = o_.sinks;
+      LINNET_TRY(alone(layer, kl));
+    }
+    alone_.push_back(std::max(kl, 0.0));
+    LINNET_TRY(write_list("damage.json", alone_));
+  }
+  scale_.assign(layers, 0);
+  for (size_t i = 0; i < layers; ++i) {
+    if (parts_->converts(static_cast<int64_t>(i)) && reference_error(i) > 0) scale_[i] = alone_[i] / reference_error(i);
+  }
+  return {};
+}
+
+// Features of each layer: the mean is the number of channels, shared out by the degrees of freedom of the layers' heads in
+// multiples of 16.
+std::vector<int64_t> Job::feature_widths() const {
+  std::vector<int64_t> widths;
+  std::vector<double> dof;
+  std::vector<size_t> at;
+  size_t most = 1;
+  for (size_t i = 0; i < errors_.size(); ++i) {
+    widths.push_back(parts_->converts(static_cast<int64_t>(i)) ? parts_->key(static_cast<int64_t>(i)) : 0);
+    if (widths.back() > 0 && !errors_[i].heads.empty()) at.push_back(i), most = std::max(most, errors_[i].heads.size());
+  }
+  for (const size_t i : at) {
+    for (size_t h = 0; h < most; ++h) dof.push_back(h < errors_[i].heads.size() ? errors_[i].heads[h].dof : 0);
+    if (!(*std::max_element(dof.end() - static_cast<ptrdiff_t>(most), dof.end()) > 0)) return widths;  // not measured
+  }
+  if (at.empty()) return widths;
+  const int64_t S = static_cast<int64_t>(at.size()), K = widths[at[0]];
+  std::vector<int64_t> dims(at.size());
+  DistillAllocArgs args;
+  args.dof = View::dense(dof.data(), Dtype::f64, {S, static_cast<int64_t>(most)});
+  args.cost = static_cast<double>(K), args.low = 16, args.high = 4 * K, args.multiple = 16;
+  DistillAllocOut out;
+  out.dims_exact = View::dense(dims.data(), Dtype::i64, {S});
+  std::vector<char> memory(static_cast<size_t>(distill_alloc_workspace(args, {})) + 128);
+  Context context;
+  context.workspace = memory.data(), context.workspace_bytes = static_cast<int64_t>(memory.size());
+  if (!distill_alloc(args, out, context).ok()) return widths;
+  for (size_t n = 0; n < at.size(); ++n) widths[at[n]] = std::max<int64_t>(dims[n], 16);
+  return widths;
+}
+
+std::vector<std::vector<LayerOption>> Job::options(double recall) const {
+  std::vector<std::vector<LayerOption>> all;
+  const std::vector<int64_t> widths = feature_widths();
+  const bool causal = parts_->causal(), any = o_.mechanisms.empty();
+  for (int64_t i = 0; i < parts_->layers(); ++i) {
+    const LayerErrors& e = errors_[static_cast<size_t>(i)];
+    std::vector<LayerOption> list(1);
+    list[0].layer.index = i;
+    list[0].cost = 1;
+    const bool kept = std::find(o_.keep.begin(), o_.keep.end(), i) != o_.keep.end();
+    if (!parts_->converts(i) || kept) {
+      all.push_back(std::move(list));
+      continue;
+    }
+    const auto add = [&](ConvertedLayer layer, double cost, double error) {
+      layer.index = i;
+      LayerOption option;
+      option.layer = std::move(layer), option.cost = cost, option.error = error;
+      option.damage = error * scale_[static_cast<size_t>(i)];
+      list.push_back(std::move(option));
+    };
+    if (any || contains(o_.mechanisms, "window")) {
+      // Those that are cheaper than what the layer has, and for single heads that itself.
+      const size_t count = usable(static_cast<size_t>(i));
+      std::vector<int64_t> widths_of(windows_.begin(), windows_.begin() + static_cast<ptrdiff_t>(count));
+      std::vector<std::vector<double>> error;
+      for (size_t h = 0; h < e.window.size(); ++h) {
+        error.emplace_back(e.window[h].begin(), e.window[h].begin() + static_cast<ptrdiff_t>(count));
+        for (size_t w = 0; w < count && h < e.recall.size(); ++w) error[h][w] += recall * e.recall[h][w];
+      }
+      // One window for each head of keys, or none.
+      if (error.size() > 1 && error.size() <= static_cast<size_t>(Sizes::kMax) && parts_->parts_heads(i)) {
+        widths_of.push_back(parts_->own_window(i));
+        for (std::vector<double>& head : error) head.push_back(0);
+      } else {
+        for (size_t h = 1; h < error.size(); ++h) {
+          for (size_t w = 0; w < count; ++w) error[0][w] += error[h][w];
+        }
+        error.resize(1);
+      }
+      std::vector<double> cost;
+      for (const int64_t w : widths_of)
+        cost.push_back(window_cost(w, o_.sinks, length_, causal) / own_cost(static_cast<size_t>(i)));
+      for (const HeadWindows& point : combine_heads(error, cost, kMostPoints)) {
+        if (point.window.empty()) continue;
+        ConvertedLayer layer;
+        layer.mechanism = "window";
+        layer.sinks = o_.sinks;
+        bool same = true, full = true;
+        for (const size_t w : point.window) {
+          layer.windows.push_back(widths_of[w]);
+          same &= w == point.window[0];
+          full &= w >= count;
+        }
+        if (full) continue;
+        if (same) layer.window = layer.windows[0], layer.windows.clear();
+        add(std::move(layer), point.cost, point.error);
+        for (size_t h = 0; h < e.recall.size() && recall > 0; ++h) {
+          const size_t w = point.window[point.window.size() > 1 ? h : 0];
+          if (w < count) list.back().recall += recall * e.recall[h][w];
+        }
+      }
+    }
+    for (size_t o = 0; o < whole_.size() && parts_->replaces(i); ++o) {
+      add(whole_[o], mechanism_cost(whole_[o], length_, parts_->key(i), parts_->value(i), causal), e.whole[o]);
+    }
+    // Before a fit nobody knows what a trained mechanism will do: half the harm of its window is the guess.
+    for (const char* name : {"gdn", "gla", "hybrid", "hybrid-exact", "distill", "hedgehog", "t2r"}) {
+      if (!contains(o_.mechanisms, name) || !causal || !parts_->replaces(i)) continue;
+      ConvertedLayer layer;
+      layer.mechanism = name;
+      const std::string& m = layer.mechanism;
+      const bool alone = m == "distill" || m == "hedgehog" || m == "t2r", recurrent = m == "gdn" || m == "gla";
+      layer.window = alone ? 0 : std::min<int64_t>(64, windows_[0]);
+      layer.sinks = recurrent || m == "hybrid-exact" ? o_.sinks : 0;
+      if (!recurrent)
+        layer.features = m == "hybrid" || m == "hedgehog" ? (parts_->key(i) + 1) / 2
+                         : m == "t2r"                     ? parts_->key(i)
+                                                          : widths[static_cast<size_t>(i)];
+      double error = 0;
+      for (const std::vector<double>& head : e.window) error += head[0];
+      add(layer, mechanism_cost(layer, length_, parts_->key(i), parts_->value(i), causal), error / 2);
+    }
+    all.push_back(std::move(list));
+  }
+  return all;
+}
+
+void Job::take(const std::vector<std::vector<LayerOption>>& all, const std::vector<size_t>& chosen) {
+  r_.layers.clear();
+  r_.cost = r_.predicted = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const LayerOption& o = all[i][chosen[i]];
+    // Weighed recall counts for the choice; what is told is the damage to the text.
+    double damage = o.damage;
+    if (o.recall > 0) damage *= std::max(0.0, 1 - o.recall / o.error);
+    r_.layers.push_back({o.layer, o.cost, damage, alone_.empty() ? 0 : alone_[i]});
+    r_.cost += o.cost * weights_[i];
+    r_.predicted += damage;
+  }
+}
+
+std::vector<ConvertedLayer> Job::planned() const {
+  std::vector<ConvertedLayer> list;
+  for (const PlannedLayer& p : r_.layers) list.push_back(p.layer);
+  return list;
+}
+
+// Stage 5, the second half: the knapsack, then the scale of each layer measured again where the plan stands, and again.
+Status Job::plan() {
+  if (exists(at("plan.json"))) return read_plan(at("plan.json"));
+  if (!o_.plan.empty()) {
+    const Status status = read_plan(o_.plan);
+    no_plan_ = !status.ok();
+    LINNET_TRY(status);
+  } else if (o_.budget >= 1) {
+    for (const ConvertedLayer& layer : plain_layers()) r_.layers.push_back({layer});
+    r_.cost = 1;
+  } else {
+    std::vector<std::vector<LayerOption>> all = options();
+    std::vector<size_t> chosen;
+    const Status status = choose(all, weights_, o_.budget, chosen);
+    no_plan_ = !status.ok();
+    LINNET_TRY(status);
+    take(all, chosen);
+    // What is still to be trained cannot be measured.
+    const auto trained = [](const LayerOption& option) { return is_trained(option.layer.mechanism); };
+    const bool untrained = std::any_of(all.begin(), all.end(), [&](const std::vector<LayerOption>& list) {
+      return std::any_of(list.begin(), list.end(), trained);
+    });
+    if (!o_.dry_run && !untrained) LINNET_TRY(refine(all, chosen));
+    if (!untrained && !recall_.empty()) LINNET_TRY(keep_recall());
+  }
+  JsonWriter w(1);
+  w.begin_object().member("format", 1).member("model", fs::path(o_.model).filename().string()).member("family", r_.family);
+  w.member("seed", o_.seed).member("length", length_).member("budget", o_.budget).member("cost", r_.cost);
+  w.member("predicted_kl", r_.predicted)
+      .member("measured_kl", r_.measured)
+      .member("unit", r_.unit)
+      .member("reliable", r_.reliable);
+  w.member("recall_teacher", r_.recall_teacher).member("recall_plain", r_.recall_plain).key("recall").begin_array();
+  for (const RecallTry& each : r_.recall) {
+    w.begin_object().member("weight", each.weight).member("kl", each.kl).member("recall_kl", each.recall_kl);
+    w.member("loss", each.loss).end_object();
+  }
+  w.end_array();
+  w.member("tokens", "tokens.safetensors").member("initial", "initial.safetensors").key("layers").begin_array();
+  for (const PlannedLayer& p : r_.layers) {
+    JsonWriter one;
+    p.layer.write(one);
+    std::string text = one.text();
+    text.pop_back();
+    JsonWriter extra;
+    extra.begin_object().member("cost", p.cost).member("damage", p.damage).member("alone", p.alone).end_object();
+    raw_.push_back(text + ", " + extra.text().substr(1));
+    w.value("@" + std::to_string(raw_.size() - 1));
+  }
+  std::string text = w.end_array().end_object().text();
+  for (size_t i = 0; i < raw_.size(); ++i) {
+    const std::string mark = "\"@" + std::to_string(i) + "\"";
+    text.replace(text.find(mark), mark.size(), raw_[i]);
+  }
+  raw_.clear();
+  return write_file(at("plan.json"), text);
+}
+
+// Encoders are small: every option that is worth its cost is measured, and the plan made again.
+Status Job::measure_options(std::vector<std::vector<LayerOption>>& all, std::vector<size_t>& chosen) {
+  std::vector<double> found;
+  LINNET_TRY(read_list("damage_all.json", found));
+  size_t n = 0, total = 0;
+  for (const auto& list : all) total += list.size();
+  for (std::vector<LayerOption>& list : all) {
+    for (LayerOption& o : list) {
+      bool worth = o.layer.mechanism != "softmax";
+      for (const LayerOption& other : list) worth &= !(other.cost <= o.cost && other.error < 0.7 * o.error);
+      if (n == found.size()) {
+        tell("options", static_cast<int64_t>(n), static_cast<int64_t>(total));
+        double kl = -1;
+        if (worth) LINNET_TRY(alone(o.layer, kl));
+        found.push_back(kl);
+        LINNET_TRY(write_list("damage_all.json", found));
+      }
+      if (worth) o.damage = std::max(found[n], 0.0);
+      if (!worth && o.layer.mechanism != "softmax") o.damage = 1;  // something cheaper is better
+      ++n;
+    }
+  }
+  LINNET_TRY(choose(all, weights_, o_.budget, chosen));
+  take(all, chosen);
+  return {};
+}
+
+// What an option does depends on what stands in the other layers: each is measured once more in its place in the plan, and the
+// plan is made again while it gets better.
+Status Job::measure_together(std::vector<std::vector<LayerOption>>& all, std::vector<size_t>& chosen) {
+  LINNET_TRY(joint(planned(), r_.measured));
+  size_t total = 0;
+  for (const auto& list : all) total += list.size();
+  for (int64_t round = 0; round < o_.rounds; ++round) {
+    const std::string file = "damage_together_" + std::to_string(round + 1) + ".json";
+    std::vector<double> found;
+    LINNET_TRY(read_list(file.c_str(), found));
+    const std::vector<ConvertedLayer> now_planned = planned();
+    std::vector<std::vector<float>> x(plan_.size()), y(plan_.size()), last(plan_.size());
+    for (size_t s = 0; s < plan_.size(); ++s) LINNET_TRY(embed(*parts_, plan_[s], x[s]));
+    size_t n = 0;
+    for (size_t i = 0; i < all.size(); ++i) {
+      std::vector<double> damage;
+      for (size_t o = 0; o < all[i].size(); ++o, ++n) {
+        const LayerOption& option = all[i][o];
+        bool worth = true;
+        for (const LayerOption& other : all[i]) worth &= !(other.cost <= option.cost && other.damage < option.damage);
+        if (n == found.size()) {
+          tell("options together", static_cast<int64_t>(n), static_cast<int64_t>(total));
+          double kl = 1;
+          if (o == chosen[i]) {
+            kl = r_.measured;
+          } else if (worth) {
+            std::vector<ConvertedLayer> list = now_planned;
+            list[i] = option.layer;
+            for (size_t s = 0; s < plan_.size(); ++s) LINNET_TRY(run_from(*parts_, list, i, x[s], nullptr, last[s]));
+            LINNET_TRY(distance(*parts_, traced_.last, last, false, kl));
+          }
+          found.push_back(kl);
+          LINNET_TRY(write_list(file.c_str(), found));
+        }
+        damage.push_back(std::max(found[n], 0.0));
+      }
+      for (size_t o = 0; o < damage.size(); ++o) all[i][o].damage = damage[o];
+      for (size_t s = 0; s < plan_.size(); ++s) LINNET_TRY(parts_->block(now_planned[i], x[s], y[s]));
+      x.swap(y);
+    }
+    std::vector<size_t> next;
+    LINNET_TRY(choose(all, weights_, o_.budget, next));
+    if (next == chosen) break;
+    const ConvertResult before = r_;
+    take(all, next);
+    LINNET_TRY(joint(planned(), r_.measured));
+    if (r_.measured >= before.measured) {
+      r_ = before;
+      break;
+    }
+    chosen = next;
+  }
+  // The sum of damages measured in the plan counts the plan itself for every layer.
+  r_.predicted = r_.measured;
+  return {};
+}
+
+Status Job::refine(std::vector<std::vector<LayerOption>>& all, std::vector<size_t>& chosen) {
+  LINNET_TRY(traced());
+  if (!parts_->causal()) {
+    LINNET_TRY(measure_options(all, chosen));
+    return measure_together(all, chosen);
+  }
+  double best = 0;
+  LINNET_TRY(joint(planned(), best));
+  r_.measured = best;
+  std::vector<double> again;
+  for (int64_t round = 0; round < o_.rounds; ++round) {
+    const std::string file = "damage_" + std::to_string(round + 1) + ".json";
+    LINNET_TRY(read_list(file.c_str(), again));
+    while (again.size() < all.size()) {
+      const size_t i = again.size();
+      tell("refinement", static_cast<int64_t>(i), static_cast<int64_t>(all.size()));
+      double kl = 0;
+      if (all[i][chosen[i]].layer.mechanism != "softmax" && all[i][chosen[i]].error > 0)
+        LINNET_TRY(alone(all[i][chosen[i]].layer, kl));
+      again.push_back(std::max(kl, 0.0));
+      LINNET_TRY(write_list(file.c_str(), again));
+    }
+    for (size_t i = 0; i < all.size(); ++i) {
+      const LayerOption& o = all[i][chosen[i]];
+      if (o.layer.mechanism == "softmax" || !(o.error > 0)) continue;
+      scale_[i] = std::sqrt(std::max(scale_[i], 1e-30) * std::max(again[i] / o.error, 1e-30));  // both points count
+      for (LayerOption& each : all[i]) each.damage = each.error * scale_[i];
+    }
+    std::vector<size_t> next;
+    LINNET_TRY(choose(all, weights_, o_.budget, next));
+    const ConvertResult before = r_;
+    take(all, next);
+    if (next == chosen) {
+      r_.measured = best;
+      break;
+    }
+    double kl = 0;
+    LINNET_TRY(joint(planned(), kl));
+    if (kl >= best) {
+      r_ = before;
+      break;
+    }
+    best = r_.measured = kl;
+    chosen = next;
+  }
+  return {};
+}
+
+namespace {
+
+// Mean loss of the tokens behind rows `begin` to `end`.
+Status row_loss(const LayeredModel& model, const std::vector<int32_t>& tokens, const std::vector<float>& states, int64_t begin,
+                int64_t end, double& out) {
+  const int64_t C = model.hidden();
+  const std::vector<int32_t> part(tokens.begin() + begin, tokens.begin() + end);
+  const std::vector<float> rows(states.begin() + begin * C, states.begin() + end * C);
+  BlockScore score;
+  LINNET_TRY(score_block(model, part, rows, rows, score));
+  double sum = 0;
+  for (const float x : score.teacher) sum += static_cast<double>(x);
+  out = sum / static_cast<double>(std::max<size_t>(score.teacher.size(), 1));
+  return {};
+}
+
+}  // namespace
+
+// Losses of texts hardly ask for keys far away; finding one sentence does. Heads that fetch a repeated passage from far back
+// are weighed more and more until the plan finds what the teacher finds.
+Status Job::keep_recall() {
+  constexpr double kWeights[] = {0, 0.25, 1, 4, 16};
+  const Sample& sample = recall_.front();
+  const int64_t T = static_cast<int64_t>(sample.tokens.size());
+  Traced teacher;
+  LINNET_TRY(trace(*parts_, recall_, false, told_, teacher));
+  LINNET_TRY(row_loss(*parts_, sample.tokens, teacher.last[0], sample.from, T, r_.recall_teacher));
+  LINNET_TRY(
+      row_loss(*parts_, sample.tokens, teacher.last[0], std::max<int64_t>(0, sample.from - 512), sample.from, r_.recall_plain));
+  if (!(r_.recall_teacher < 0.7 * r_.recall_plain)) return {};  // nothing to keep
+  LINNET_TRY(traced());
+  std::vector<double> found;  // kl, recall_kl and loss of each try
+  LINNET_TRY(read_list("recall.json", found));
+  size_t best = 0, n = 0;
+  std::vector<ConvertResult> tried;
+  for (const double weight : kWeights) {
+    tell("recall of plans", static_cast<int64_t>(n), static_cast<int64_t>(std::size(kWeights)));
+    ConvertResult before = r_;
+    if (weight > 0) {
+      const std::vector<std::vector<LayerOption>> all = options(weight);
+      std::vector<size_t> chosen;
+      LINNET_TRY(choose(all, weights_, o_.budget, chosen));
+      take(all, chosen);
+    }
+    if (found.size() < 3 * (n + 1)) {
+      double kl = r_.measured, far = 0, loss = 0;
+      if (weight > 0 || kl < 0) LINNET_TRY(joint(planned(), kl));
+      std::vector<float> x, last;
+      LINNET_TRY(embed(*parts_, sample, x));
+      LINNET_TRY(run_from(*parts_, planned(), 0, std::move(x), nullptr, last));
+      LINNET_TRY(distance(*parts_, teacher.last, {last}, false, far, sample.from));
+      LINNET_TRY(row_loss(*parts_, sample.tokens, last, sample.from, T, loss));
+      found.resize(3 * n);
+      found.insert(found.end(), {kl, far, loss});
+      LINNET_TRY(write_list("recall.json", found));
+    }
+    r_.measured = found[3 * n];
+    const RecallTry now_tried{weight, found[3 * n], found[3 * n + 1], found[3 * n + 2]};
+    before.recall.push_back(now_tried);
+    r_.recall = before.recall;
+    tried.push_back(r_);
+    const RecallTry& least = tried[best].recall[best];
+    if (now_tried.kl + now_tried.recall_kl < least.kl + least.recall_kl) best = n;
+    if (now_tried.loss <= r_.recall_teacher + o_.keep_recall) {
+      best = n;
+      break;
+    }
+    ++n;
+  }
+  const std::vector<RecallTry> all_tried = r_.recall;
+  r_ = tried[best];
+  r_.recall = all_tried;
+  return {};
+}
+
+Status Job::read_plan(const std::string& path) {
+  std::string text;
+  JsonValue root;
+  LINNET_TRY(read_file(path, kMaxStageBytes, text));
+  LINNET_TRY(parse_json(text, path, {.max_bytes = kMaxStageBytes}, root));
+  std::vector<ConvertedLayer> list;
+  LINNET_TRY(read_conversion(root, path, list));
+  r_.layers.assign(static_cast<size_t>(parts_->layers()), {});
+  for (size_t i = 0; i < r_.layers.size(); ++i) r_.layers[i].layer.index = static_cast<int64_t>(i);
+  size_t n = 0;
+  for (JsonItems items(root.find("layers")); items.next(); ++n) {
+    const ConvertedLayer& layer = list[n];
+    if (layer.index >= parts_->layers())
+      return bad_input(path + ": has layer " + std::to_string(layer.index) + ", the model has " +
+                       std::to_string(parts_->layers()));
+    if (layer.mechanism != "softmax" && !parts_->converts(layer.index)) {
+      return bad_input(path + ": layer " + std::to_string(layer.index) + " is no softmax attention that could be converted");
+    }
+    PlannedLayer& p = r_.layers[static_cast<size_t>(layer.index)];
+    p.layer = layer;
+    p.damage = number_of(items.value().find("damage"));
+    p.alone = number_of(items.value().find("alone"));
+  }
+  r_.cost = r_.predicted = 0;
+  for (size_t i = 0; i < r_.layers.size(); ++i) {
+    PlannedLayer& p = r_.layers[i];
+    p.cost = layer_cost(p.layer, i);
+    r_.cost += p.cost * weights_[i];
+    r_.predicted += p.damage;
+  }
+  if (root.has("measured_kl")) r_.measured = number_of(root.find("measured_kl"));
+  if (root.has("reliable")) r_.reliable = root.find("reliable").boolean();
+  if (root.has("recall_teacher")) r_.recall_teacher = number_of(root.find("recall_teacher"));
+  if (root.has("recall_plain")) r_.recall_plain = number_of(root.find("recall_plain"));
+  for (JsonItems items(root.find("recall")); items.next();) {
+    const JsonValue& v = items.value();
+    r_.recall.push_back(
+        {number_of(v.find("weight")), number_of(v.find("kl")), number_of(v.find("recall_kl")), number_of(v.find("loss"))});
+  }
+  if (r_.cost > o_.budget * (1 + 1e-9)) {
+    return impossible(path + ": its plan costs " + layers::number_text(r_.cost) +
+                      " of the attention, more than the budget of " + layers::number_text(o_.budget));
+  }
+  return {};
+}
+
+}  // namespace linnet::convert
