@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/json.h"
+#include "core/files/json.h"
 
 namespace linnet::analysis {
 namespace {
@@ -120,6 +120,22 @@ Matrix block(const Matrix& m, int64_t row, int64_t cols) {
   return out;
 }
 
+constexpr int64_t kPicture = 48;       // rows of a thinned matrix
+constexpr size_t kEigenvalues = 1500;  // in JSON
+
+// The entry of the largest magnitude of each square of entries.
+Matrix thinned(const Matrix& m, int64_t most) {
+  if (m.rows <= most) return m;
+  Matrix out(most, most);
+  for (int64_t i = 0; i < m.rows; ++i) {
+    for (int64_t j = 0; j < m.cols; ++j) {
+      double& to = out(i * most / m.rows, j * most / m.cols);
+      if (std::abs(m(i, j)) > std::abs(to)) to = m(i, j);
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 int64_t semiseparable_rank(const Matrix& m) {
@@ -214,6 +230,26 @@ Status analyse(std::string_view mixer, const MixerInputs& inputs, const SystemSe
   LINNET_TRY(spectrum(s, r));
   memory(squares, r);
   describe_mixing(Matrix(r->mixing), setting, r);
+  return {};
+}
+
+Status normaliser_of(const std::string& mixer, const System& s, std::vector<double>* n) {
+  const std::string open = "dsf: " + mixer + ": ";
+  n->clear();
+  if (s.complex)
+    return bad_input(open + "its eigenvalues are complex, but a normaliser n_t = -sum log a_t wants real ones above 0");
+  if (s.full || s.form != Form::scalar || s.cache)
+    return bad_input(open + "its L_t is no single number, so that no normaliser n_t = -sum log a_t stands for it");
+  double sum = 0;
+  for (size_t t = 0; t < s.log_decay.size(); ++t) {
+    const bool cut = std::isinf(s.log_decay[t]) || s.decay_sign[t] <= 0;
+    if (t > 0 && cut) {
+      return bad_input(open + "its decay at token " + std::to_string(t) + " is " + (s.decay_sign[t] < 0 ? "negative" : "0") +
+                       ", but a normaliser n_t = -sum log a_t wants decays above 0");
+    }
+    if (t > 0) sum -= s.log_decay[t];
+    n->push_back(sum);
+  }
   return {};
 }
 
@@ -312,19 +348,34 @@ std::string report_json(const std::vector<SystemReport>& reports, int indent) {
     for (const auto& x : values) json.value(x);
     json.end_array();
   };
-  json.begin_object().key("mixers").begin_array();
+  json.begin_object().member("kind", "dsf").key("mixers").begin_array();
   for (const SystemReport& r : reports) {
     const System& s = r.system;
     json.begin_object().member("mixer", r.mixer).member("tokens", s.T).member("states", s.states());
     json.member("state_size", r.state_size).member("state_expansion", s.n).member("cache_size", r.cache_size);
-    json.member("complex", s.complex).member("restarts", s.restarts);
+    json.member("complex", s.complex).member("cache", s.cache).member("restarts", s.restarts);
     json.member("recurrence_error", r.recurrence_error).member("transfer_error", r.transfer_error).member("ok", r.ok());
     json.member("spectral_radius_q10", r.radius_low).member("spectral_radius_q50", r.radius_middle);
     json.member("spectral_radius_q90", r.radius_high).member("half_life", r.half_life).member("growth", r.growth);
     json.member("multiplicity", r.multiplicity).member("mixing_kind", r.mixing_kind).member("rank", r.rank);
     json.member("effective_rank", r.effective_rank).member("stable_rank", r.stable_rank);
     json.member("semiseparable_rank", r.semiseparable_rank).member("class", r.row_class).member("zero_rows", r.zero_rows);
+    std::vector<double> normaliser;
+    const Status found = normaliser_of(r.mixer, s, &normaliser);
+    found.ok() ? list("normaliser", normaliser) : static_cast<void>(json.member("no_normaliser", found.message()));
     list("spectral_radius", r.spectral_radius);
+    // What the page needs, thinned: a picture of M, eigenvalues in the plane.
+    const Matrix picture = thinned(r.mixing, kPicture);
+    json.member("mixing_size", picture.rows);
+    list("mixing", picture.values);
+    std::vector<double> real, imag;
+    const size_t step = std::max<size_t>(1, r.eig_real.size() / kEigenvalues);
+    for (size_t i = 0; i < r.eig_real.size(); i += step) {
+      real.push_back(r.eig_real[i]);
+      imag.push_back(r.eig_imag[i]);
+    }
+    list("eig_real", real);
+    list("eig_imag", imag);
     list("memory_length", r.memory_length);
     list("singular_values", r.singular_values);
     list("row_sum", r.row_sum);

@@ -53,6 +53,10 @@ Status analyse(std::string_view mixer, const MixerInputs& inputs, const SystemSe
 void describe_mixing(const Matrix& mixing, const SystemSetting& setting, SystemReport* report);
 int64_t semiseparable_rank(const Matrix& mixing);
 
+// Scalar decay is normalisation: n_t = -sum log a_i, so that the mixer is normalised attention with keys exp(n_t) k_t. A
+// sentence where that has no meaning: L is no number, or it is complex, 0 or negative (the first token's aside).
+Status normaliser_of(const std::string& mixer, const System& system, std::vector<double>* n);
+
 // Injectivity of query -> weights (softmax, linear, taylor): pairs of queries further apart than 1e-6 whose weights agree to
 // 1e-6, the factors c in {0.5, 2, -1} for which c q has the weights of q for every query, and the rank of dw/dq.
 struct Injectivity {

@@ -226,6 +226,14 @@ TEST(Dsf, AgreesWithTheOperators) {
       {"gla", "gla", {{"scale", "1"}}, {{"q", "q"}, {"k", "k"}, {"v", "v"}, {"g", "log_alpha"}}},
       {"delta", "delta", {{"scale", "1"}}, {{"q", "q"}, {"k", "k"}, {"v", "v"}, {"beta", "beta"}}},
       {"kda", "gated_delta", {{"scale", "1"}}, {{"q", "q"}, {"k", "k"}, {"v", "v"}, {"g", "log_alpha"}, {"beta", "beta"}}},
+      {"zeros",
+       "zeros",
+       {{"causal", "1"}, {"zeroth", "1"}},
+       {{"q", "q"}, {"k", "k"}, {"v", "v"}, {"s", "s"}, {"s1", "s1"}, {"sh", "sh"}, {"s0", "s0"}}},
+      {"zeros_softmax",
+       "zeros_softmax",
+       {{"causal", "1"}, {"zeroth", "1"}},
+       {{"q", "q"}, {"k", "k"}, {"v", "v"}, {"s1", "s1"}, {"sh", "sh"}, {"s0", "s0"}}},
   };
   for (const auto& row : table) {
     const MixerInputs x = drawn(row.mixer, size);
@@ -243,6 +251,76 @@ TEST(Dsf, AgreesWithTheOperators) {
     for (size_t i = 0; i < r.out.size(); ++i) most = std::max(most, std::abs(out.get(static_cast<int64_t>(i)) - r.out[i]));
     EXPECT_LT(most, 1e-11) << row.mixer;
   }
+}
+
+// A normaliser stands for one real decay above 0; everything else is told why not.
+TEST(Dsf, NormaliserOfADecay) {
+  MixerInputs x = drawn("retention", {6, 3, 2});
+  x.words["gamma"] = "0.5";
+  std::vector<double> n;
+  const SystemReport decay = analysed("retention", x);
+  ASSERT_TRUE(normaliser_of("retention", decay.system, &n).ok());
+  for (size_t t = 0; t < n.size(); ++t) EXPECT_NEAR(n[t], static_cast<double>(t) * std::log(2.0), 1e-14);
+  const std::pair<const char*, const char*> table[] = {
+      {"lru", "dsf: lru: its eigenvalues are complex, but a normaliser"},
+      {"h3", "dsf: h3: its eigenvalues are complex, but a normaliser"},
+      {"s4d", "dsf: s4d: its eigenvalues are complex, but a normaliser"},
+      {"s5", "dsf: s5: its eigenvalues are complex, but a normaliser"},
+      {"gla", "dsf: gla: its L_t is no single number"},
+      {"delta", "dsf: delta: its L_t is no single number"},
+      {"softmax", "dsf: softmax: its L_t is no single number"},
+  };
+  for (const auto& [mixer, says] : table) {
+    const Status status = normaliser_of(mixer, analysed(mixer, drawn(mixer, {6, 3, 2})).system, &n);
+    EXPECT_EQ(status.message().rfind(says, 0), 0U) << status.message();
+  }
+  x.words["gamma"] = "0";
+  EXPECT_EQ(normaliser_of("retention", analysed("retention", x).system, &n).message(),
+            "dsf: retention: its decay at token 1 is 0, but a normaliser n_t = -sum log a_t wants decays above 0");
+}
+
+// A normaliser of 0: such a token reads nothing, and the tokens behind it are as if nothing had happened.
+TEST(Dsf, ZeroNormaliser) {
+  MixerInputs x = drawn("linear", {6, 2, 2});
+  x.words["feature"] = "relu";
+  for (double& k : x.tensors["k"].values) k = std::abs(k);
+  for (double& q : x.tensors["q"].values) q = std::abs(q);
+  const SystemReport before = analysed("linear", x);
+  for (size_t a = 4; a < 6; ++a) x.tensors["q"].values[a] = -1;  // token 2 sees no key
+  const SystemReport after = analysed("linear", x);
+  EXPECT_TRUE(after.ok());
+  EXPECT_EQ(after.system.restarts, 1);
+  for (size_t j = 0; j < after.out.size(); ++j) EXPECT_NEAR(after.out[j], j / 2 == 2 ? 0 : before.out[j], 1e-12) << j;
+}
+
+// S4D by zero-order hold against small steps of the differential equation; S5 with one channel is S4D with one.
+TEST(Dsf, DiagonalStateSpaces) {
+  MixerInputs x = drawn("s4d", {12, 3, 1}), y = x;
+  for (const char* name : {"a_real", "a_imag"}) y.tensors[name].shape = {3};
+  y.tensors["dt"] = {{3}, std::vector<double>(3, x.tensors["dt"].values[0])};
+  for (const char* name : {"b_real", "b_imag"}) y.tensors[name].shape = {3, 1};
+  for (const char* name : {"c_real", "c_imag"}) y.tensors[name].shape = {1, 3};
+  EXPECT_LT(apart(analysed("s4d", x).out, analysed("s5", y).out), 1e-12);
+  EXPECT_EQ(guess_mixer("", x)->name, "s4d");
+  EXPECT_EQ(guess_mixer("", y)->name, "s5");
+  x.tensors["dt"].values[0] = 0.2;
+  const std::vector<double> held = analysed("s4d", x).out, &u = x.tensors["u"].values;
+  const auto mode = [&](const char* name, size_t m) {
+    return Complex(x.tensors[std::string(name) + "_real"].values[m], x.tensors[std::string(name) + "_imag"].values[m]);
+  };
+  std::vector<Complex> h(3, 0);
+  constexpr int kSteps = 20'000;
+  for (size_t t = 0; t < u.size(); ++t) {
+    double sum = x.tensors["d"].values[0] * u[t];
+    for (size_t m = 0; m < h.size(); ++m) {
+      for (int i = 0; i < kSteps; ++i) h[m] += 0.2 / kSteps * (mode("a", m) * h[m] + mode("b", m) * u[t]);
+      sum += (mode("c", m) * h[m]).real();
+    }
+    EXPECT_NEAR(sum, held[t], 1e-2 * (1 + std::abs(sum)));
+  }
+  x.words["discretise"] = "bilinear";
+  SystemReport r;
+  EXPECT_EQ(analyse("s4d", x, {}, &r).message(), "dsf: s4d: discretise is 'bilinear', expected none or zoh");
 }
 
 TEST(Dsf, BadInput) {

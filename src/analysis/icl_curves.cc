@@ -18,11 +18,32 @@ const std::vector<std::pair<std::string, std::string>>& icl_formulas() {
   return list;
 }
 
+namespace {
+
+// diag(ratio^i), scaled to a trace.
+Matrix falling(int64_t d, double ratio, double total) {
+  Matrix a(d, d);
+  double sum = 0;
+  for (int64_t i = 0; i < d; ++i) sum += a(i, i) = std::pow(ratio, static_cast<double>(i));
+  return (total / sum) * a;
+}
+
+}  // namespace
+
+IclCase icl_case(const IclSetting& o) {
+  IclCase c{o.prompts, o.Sb_new};
+  c.prompts.noise = o.noise;
+  if (c.prompts.Sx.rows == 0) c.prompts.Sx = identity(o.d);
+  const int64_t d = c.prompts.Sx.rows;
+  if (c.prompts.Sb.rows == 0) c.prompts.Sb = falling(d, o.spectrum, static_cast<double>(d));
+  if (c.Sb_new.rows == 0) c.Sb_new = falling(d, 0.5, trace(c.prompts.Sb));
+  return c;
+}
+
 Status icl_curve(const std::string& name, const IclSetting& o, IclCurve* curve) {
-  Prompts p = o.prompts;
-  p.noise = o.noise;
-  if (p.Sx.rows == 0) p.Sx = identity(o.d);
-  if (p.Sb.rows == 0) p.Sb = identity(p.Sx.rows);
+  const IclCase c = icl_case(o);
+  const Prompts& p = c.prompts;
+  const Matrix& Sb_new = c.Sb_new;
   const int64_t d = p.Sx.rows;
   if (d < 1) return bad_input("icl: d is 0, expected at least 1");
   LINNET_TRY(check_prompts(p));
@@ -31,13 +52,8 @@ Status icl_curve(const std::string& name, const IclSetting& o, IclCurve* curve) 
   if (!(o.drift >= 0 && o.drift <= 1)) return bad_input("icl: drift is " + std::to_string(o.drift) + ", expected 0 to 1");
   if (o.rank < 0 || o.rank > d)
     return bad_input("icl: rank is " + std::to_string(o.rank) + ", expected 0 to d (" + std::to_string(d) + ")");
-  Matrix Sb_new = o.Sb_new;
-  if (Sb_new.rows == 0) {  // l_i = 2^-i, scaled to the trace of Sb
-    Sb_new = Matrix(d, d);
-    double sum = 0;
-    for (int64_t i = 0; i < d; ++i) sum += Sb_new(i, i) = std::pow(0.5, static_cast<double>(i));
-    Sb_new = (trace(p.Sb) / sum) * Sb_new;
-  }
+  if (!(o.spectrum > 0 && o.spectrum <= 1))
+    return bad_input("icl: spectrum is " + std::to_string(o.spectrum) + ", expected above 0, at most 1");
   if (Sb_new.rows != d || Sb_new.cols != d)
     return bad_input("icl: Sb_new has " + std::to_string(Sb_new.rows) + " rows, expected " + std::to_string(d));
   *curve = {name, "", d, o.n, {}};

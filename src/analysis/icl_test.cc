@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "analysis/icl_train.h"
 #include "check/random.h"
 
 namespace linnet::analysis {
@@ -138,6 +139,41 @@ TEST(Icl, Simulation) {
     const double mean = sum / samples, deviation = std::sqrt((squares / samples - mean * mean) / samples);
     EXPECT_NEAR(mean, want, 4 * deviation) << design;
   }
+}
+
+// Each layer, trained from random weights, reaches its formula; H3 weighs a drifting prompt, attention cannot.
+TEST(Icl, TrainedLayersReachTheirFormulas) {
+  IclSetting o;
+  o.d = 2, o.rank = 1, o.drift = 0.7, o.alpha = 0.4, o.spectrum = 0.5, o.noise = 0.1;
+  const IclTraining quick = {.steps = 600, .batch = 128, .tests = 1 << 17, .rate = 0.02};
+  double attention = 0, h3 = 0;
+  for (const auto& [name, layer] : icl_experiments()) {
+    IclMeasured m;
+    const Status status = icl_experiment(name, layer, o, 6, quick, &m);
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_LT(std::abs(m.off()), kIclAgreement + 4 * m.deviation / m.theory)
+        << name << " " << layer << " " << m.loss << " " << m.theory;
+    EXPECT_GT(m.alignment, 0.98) << name << " " << layer;
+    if (layer == "h3") {
+      EXPECT_GT(m.filter, 0.98) << name;
+    }
+    if (name == "drift_attention") attention = m.loss;
+    if (name == "drift_h3") h3 = m.loss;
+  }
+  EXPECT_LT(h3, attention);
+}
+
+TEST(Icl, TrainingRefuses) {
+  IclMeasured m;
+  const auto says = [&](const IclSetting& o, int64_t n, const IclTraining& t) {
+    return icl_experiment("rank", "attention", o, n, t, &m).message();
+  };
+  EXPECT_EQ(says({}, 4, {.steps = 0}), "icl: steps is 0, expected 1 to 1000000");
+  EXPECT_EQ(says({}, 4, {.batch = 1}), "icl: batch is 1, expected 8 to 100000");
+  EXPECT_EQ(says({}, 0, {}), "icl: n is 0, expected at least 1 to train on");
+  IclSetting none;
+  none.rank = 0;
+  EXPECT_EQ(says(none, 4, {}), "icl: rank is 0: there is nothing to train");
 }
 
 TEST(Icl, BadInput) {

@@ -1,103 +1,14 @@
 #include "analysis/mixers.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
+#include "analysis/mixer_reader.h"
+#include "analysis/mixers_gated.h"
 #include "check/random.h"
 
 namespace linnet::analysis {
 namespace {
-
-double sigmoid(double x) { return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x)); }
-double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
-
-// The tensors of a mixer by name, with sizes that must agree.
-class Reader {
- public:
-  Reader(std::string mixer, const MixerInputs& inputs) : mixer_(std::move(mixer)), inputs_(inputs) {}
-
-  // A tensor whose sizes are these; a size of -1 is learned.
-  Status get(const std::string& name, const std::vector<int64_t*>& sizes, const double** values) const {
-    const auto found = inputs_.tensors.find(name);
-    if (found == inputs_.tensors.end()) return error("it needs a tensor " + name);
-    const Array& array = found->second;
-    if (array.shape.size() != sizes.size()) {
-      return error(name + " has rank " + std::to_string(array.shape.size()) + ", expected " + std::to_string(sizes.size()));
-    }
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      if (*sizes[i] < 0) *sizes[i] = array.shape[i];
-      if (array.shape[i] != *sizes[i]) {
-        return error(name + " has size " + std::to_string(array.shape[i]) + " in dimension " + std::to_string(i) +
-                     ", expected " + std::to_string(*sizes[i]));
-      }
-    }
-    for (size_t i = 0; i < array.values.size(); ++i) {
-      if (!std::isfinite(array.values[i])) return error(name + "[" + std::to_string(i) + "] is not finite");
-    }
-    *values = array.values.data();
-    return {};
-  }
-  bool has(const std::string& name) const { return inputs_.tensors.count(name) > 0; }
-  size_t rank(const std::string& name) const { return has(name) ? inputs_.tensors.at(name).shape.size() : 0; }
-  Status real(const std::string& name, double* value) const {
-    const auto found = inputs_.words.find(name);
-    if (found == inputs_.words.end()) return {};
-    const std::string& text = found->second;
-    const auto [stop, code] = std::from_chars(text.data(), text.data() + text.size(), *value);
-    if (code != std::errc() || stop != text.data() + text.size() || !std::isfinite(*value)) {
-      return error(name + " is '" + text + "', expected a number");
-    }
-    return {};
-  }
-  std::string word(const std::string& name, const std::string& otherwise) const {
-    const auto found = inputs_.words.find(name);
-    return found == inputs_.words.end() ? otherwise : found->second;
-  }
-  Status error(const std::string& sentence) const { return bad_input("dsf: " + mixer_ + ": " + sentence); }
-
- private:
-  std::string mixer_;
-  const MixerInputs& inputs_;
-};
-
-// q, k [T, K] and v [T, V] (or u).
-struct Heads {
-  int64_t T = -1, K = -1, V = -1;
-  const double *q = nullptr, *k = nullptr, *v = nullptr;
-};
-Status read_heads(const Reader& in, Heads* h) {
-  const bool scan = !in.has("q") && in.has("c");  // state space models call them c and b
-  LINNET_TRY(in.get(scan ? "c" : "q", {&h->T, &h->K}, &h->q));
-  LINNET_TRY(in.get(scan ? "b" : "k", {&h->T, &h->K}, &h->k));
-  return in.get(in.has("v") ? "v" : "u", {&h->T, &h->V}, &h->v);
-}
-
-void start(System* s, int64_t T, int64_t n, int64_t channels, Form form, bool shared = true) {
-  *s = System();
-  s->T = T;
-  s->n = n;
-  s->channels = channels;
-  s->form = form;
-  s->shared = shared;
-  const auto steps = static_cast<size_t>(T);
-  if (form == Form::scalar) {
-    s->log_decay.assign(steps, 0);
-    s->decay_sign.assign(steps, 1);
-    s->log_weight.assign(steps, 0);
-    s->weight_sign.assign(steps, 1);
-  } else {
-    s->L.assign(static_cast<size_t>(T * (form == Form::dense ? n * n : n * s->sets())), 0);
-  }
-  s->b.assign(static_cast<size_t>(T * s->sets() * n), 0);
-  s->c.assign(static_cast<size_t>(T * s->sets() * n), 0);
-}
-
-double dot(const double* a, const double* b, int64_t n) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
-  return sum;
-}
 
 // ---- normalised kernels: linear attention, Taylor
 
@@ -373,32 +284,33 @@ Status build_gated(const Reader& in, const std::string& mixer, System* s, std::v
 
 Status build_s6(const Reader& in, System* s, std::vector<double>* out) {
   int64_t T = -1, d = -1, n = -1;
-  const double *A = nullptr, *b = nullptr, *c = nullptr, *delta = nullptr, *skip = nullptr, *u = nullptr;
+  const double *A = nullptr, *b = nullptr, *c = nullptr, *delta = nullptr, *skip = nullptr, *u = nullptr, *gate = nullptr;
   LINNET_TRY(in.get("A", {&d, &n}, &A));
   LINNET_TRY(in.get("b", {&T, &n}, &b));
   LINNET_TRY(in.get("c", {&T, &n}, &c));
   LINNET_TRY(in.get("delta", {&T, &d}, &delta));
   LINNET_TRY(in.get(in.has("u") ? "u" : "v", {&T, &d}, &u));
   if (in.has("d")) LINNET_TRY(in.get("d", {&d}, &skip));
+  if (in.has("gate")) LINNET_TRY(in.get("gate", {&T, &d}, &gate));
   start(s, T, n, d, Form::diagonal, false);
   if (skip != nullptr) s->d.assign(static_cast<size_t>(T * d), 0);
   out->assign(static_cast<size_t>(T * d), 0);
   std::vector<double> state(static_cast<size_t>(d * n), 0);
   for (int64_t t = 0; t < T; ++t) {
     for (int64_t j = 0; j < d; ++j) {
-      const double dt = delta[t * d + j], x = u[t * d + j];
+      const double dt = delta[t * d + j], x = u[t * d + j], read = gate == nullptr ? 1 : gate[t * d + j];
       double y = skip == nullptr ? 0 : skip[j] * x;
-      if (skip != nullptr) s->d[static_cast<size_t>(t * d + j)] = skip[j];
+      if (skip != nullptr) s->d[static_cast<size_t>(t * d + j)] = read * skip[j];
       for (int64_t a = 0; a < n; ++a) {
         const auto at = static_cast<size_t>((t * d + j) * n + a);
         s->L[at] = std::exp(dt * A[j * n + a]);
         s->b[at] = dt * b[t * n + a];
-        s->c[at] = c[t * n + a];
+        s->c[at] = read * c[t * n + a];
         double& h = state[static_cast<size_t>(j * n + a)];
         h = std::exp(dt * A[j * n + a]) * h + dt * b[t * n + a] * x;
         y += c[t * n + a] * h;
       }
-      (*out)[static_cast<size_t>(t * d + j)] = y;
+      (*out)[static_cast<size_t>(t * d + j)] = read * y;
     }
   }
   return {};
@@ -463,12 +375,11 @@ Status build_lstm(const Reader& in, bool reversed, System* s, std::vector<double
 
 // ---- complex: LRU, H3
 
-Status build_lru(const Reader& in, System* s, std::vector<double>* out) {
-  int64_t N = -1, Du = -1, Dy = -1, T = -1;
-  const double *nu = nullptr, *theta = nullptr, *br = nullptr, *bi = nullptr, *cr = nullptr, *ci = nullptr, *d = nullptr,
-               *u = nullptr;
-  LINNET_TRY(in.get("nu_log", {&N}, &nu));
-  LINNET_TRY(in.get("theta_log", {&N}, &theta));
+// Constant matrices: L = diag(lambda), B = diag(factor) (b_real + i b_imag), C, D.
+Status build_constant(const Reader& in, const std::vector<Complex>& lambda, const std::vector<Complex>& factor, System* s,
+                      std::vector<double>* out) {
+  int64_t N = static_cast<int64_t>(lambda.size()), Du = -1, Dy = -1, T = -1;
+  const double *br = nullptr, *bi = nullptr, *cr = nullptr, *ci = nullptr, *d = nullptr, *u = nullptr;
   LINNET_TRY(in.get("b_real", {&N, &Du}, &br));
   LINNET_TRY(in.get("b_imag", {&N, &Du}, &bi));
   LINNET_TRY(in.get("c_real", {&Dy, &N}, &cr));
@@ -481,12 +392,8 @@ Status build_lru(const Reader& in, System* s, std::vector<double>* out) {
   s->complex = s->full = true;
   s->Du = Du;
   s->Dy = Dy;
-  for (int64_t a = 0; a < N; ++a) {
-    const double log_size = -std::exp(nu[a]);
-    s->lambda.push_back(std::polar(std::exp(log_size), std::exp(theta[a])));
-    const double gamma = std::sqrt(-std::expm1(2 * log_size));
-    for (int64_t j = 0; j < Du; ++j) s->B.push_back(gamma * Complex(br[a * Du + j], bi[a * Du + j]));
-  }
+  s->lambda = lambda;
+  for (int64_t i = 0; i < N * Du; ++i) s->B.push_back(factor[static_cast<size_t>(i / Du)] * Complex(br[i], bi[i]));
   for (int64_t i = 0; i < Dy * N; ++i) s->C.emplace_back(cr[i], ci[i]);
   s->D.assign(static_cast<size_t>(Dy * Du), 0);
   if (in.rank("d") == 2) {
@@ -505,6 +412,89 @@ Status build_lru(const Reader& in, System* s, std::vector<double>* out) {
     }
   }
   return {};
+}
+
+Status build_lru(const Reader& in, System* s, std::vector<double>* out) {
+  int64_t N = -1;
+  const double *nu = nullptr, *theta = nullptr;
+  LINNET_TRY(in.get("nu_log", {&N}, &nu));
+  LINNET_TRY(in.get("theta_log", {&N}, &theta));
+  std::vector<Complex> lambda, gamma;
+  for (int64_t a = 0; a < N; ++a) {
+    const double log_size = -std::exp(nu[a]);
+    lambda.push_back(std::polar(std::exp(log_size), std::exp(theta[a])));
+    gamma.emplace_back(std::sqrt(-std::expm1(2 * log_size)));
+  }
+  return build_constant(in, lambda, gamma, s, out);
+}
+
+// The input map of a mode a (complex, per unit of time) held for dt: B as it is, or by zero-order hold.
+Status held(const Reader& in, Complex a, double dt, Complex* factor) {
+  const std::string rule = in.word("discretise", "none");
+  if (rule != "none" && rule != "zoh") return in.error("discretise is '" + rule + "', expected none or zoh");
+  const Complex x = a * dt;
+  *factor = rule == "none" ? 1 : std::abs(x) < 1e-4 ? dt * (1.0 + x / 2.0 + x * x / 6.0) : (std::exp(x) - 1.0) / a;
+  return {};
+}
+
+// S4D: each channel has a diagonal system of its own, y = Re(c . h) + d u.
+Status build_s4d(const Reader& in, System* s, std::vector<double>* out) {
+  int64_t T = -1, d = -1, n = -1;
+  const double *ar = nullptr, *ai = nullptr, *br = nullptr, *bi = nullptr, *cr = nullptr, *ci = nullptr, *dt = nullptr,
+               *skip = nullptr, *u = nullptr;
+  LINNET_TRY(in.get("a_real", {&d, &n}, &ar));
+  LINNET_TRY(in.get("a_imag", {&d, &n}, &ai));
+  LINNET_TRY(in.get("dt", {&d}, &dt));
+  LINNET_TRY(in.get("b_real", {&d, &n}, &br));
+  LINNET_TRY(in.get("b_imag", {&d, &n}, &bi));
+  LINNET_TRY(in.get("c_real", {&d, &n}, &cr));
+  LINNET_TRY(in.get("c_imag", {&d, &n}, &ci));
+  LINNET_TRY(in.get(in.has("u") ? "u" : "v", {&T, &d}, &u));
+  if (in.has("d")) LINNET_TRY(in.get("d", {&d}, &skip));
+  start(s, T, n, d, Form::diagonal, false);
+  s->complex = true;
+  if (skip != nullptr) s->d.assign(static_cast<size_t>(T * d), 0);
+  out->assign(static_cast<size_t>(T * d), 0);
+  for (int64_t j = 0; j < d; ++j) {
+    std::vector<double> filter(static_cast<size_t>(T), 0);  // its own form: a convolution with Re(sum c lambda^lag b)
+    for (int64_t m = 0; m < n; ++m) {
+      const auto at = static_cast<size_t>(j * n + m);
+      const Complex a(ar[at], ai[at]), c(cr[at], ci[at]), lambda = std::exp(a * dt[j]);
+      Complex b;
+      LINNET_TRY(held(in, a, dt[j], &b));
+      b *= Complex(br[at], bi[at]);
+      for (int64_t t = 0; t < T; ++t) {
+        const auto to = static_cast<size_t>((t * d + j) * n + m);
+        s->L[to] = lambda;
+        s->b[to] = b;
+        s->c[to] = c;
+        filter[static_cast<size_t>(t)] += (c * std::exp(a * (dt[j] * static_cast<double>(t))) * b).real();
+      }
+    }
+    for (int64_t t = 0; t < T; ++t) {
+      double y = skip == nullptr ? 0 : skip[j] * u[t * d + j];
+      if (skip != nullptr) s->d[static_cast<size_t>(t * d + j)] = skip[j];
+      for (int64_t i = 0; i <= t; ++i) y += filter[static_cast<size_t>(t - i)] * u[i * d + j];
+      (*out)[static_cast<size_t>(t * d + j)] = y;
+    }
+  }
+  return {};
+}
+
+// S5: one diagonal system for all channels, y = Re(C h) + D u.
+Status build_s5(const Reader& in, System* s, std::vector<double>* out) {
+  int64_t N = -1;
+  const double *ar = nullptr, *ai = nullptr, *dt = nullptr;
+  LINNET_TRY(in.get("a_real", {&N}, &ar));
+  LINNET_TRY(in.get("a_imag", {&N}, &ai));
+  LINNET_TRY(in.get("dt", {&N}, &dt));
+  std::vector<Complex> lambda, factor(static_cast<size_t>(N));
+  for (int64_t a = 0; a < N; ++a) {
+    const Complex rate(ar[a], ai[a]);
+    lambda.push_back(std::exp(rate * dt[a]));
+    LINNET_TRY(held(in, rate, dt[a], &factor[static_cast<size_t>(a)]));
+  }
+  return build_constant(in, lambda, factor, s, out);
 }
 
 // One head without the key filter: y_t = d (q_t . k_t) v_t + sum_i 2 Re(sum_m c_m a_m^(t-i) bd_m) (q_t . k_i) v_i.
@@ -598,14 +588,29 @@ const std::vector<Mixer>& all_mixers() {
       {"gated_delta", "the gated delta rule", "alpha (I - beta k k^T)", "q k v alpha beta", "K states, replaces and forgets"},
       {"kda", "Kimi delta attention", "(I - beta k k^T) diag(alpha)", "q k v log_alpha beta",
        "K states, replaces, a gate per state"},
-      {"s6", "Mamba's selective scan", "diag exp(dt A)", "A b c delta d u",
+      {"s6", "Mamba's selective scan", "diag exp(dt A)", "A b c delta d u gate",
        "n states a channel, a gate per channel that also writes"},
+      {"s4d", "S4D, a diagonal state space per channel", "diag exp(dt A), complex",
+       "a_real a_imag dt b_real b_imag c_real c_imag d u", "n complex states a channel, constant"},
+      {"s5", "S5, one diagonal state space for all channels", "diag exp(dt A), complex",
+       "a_real a_imag dt b_real b_imag c_real c_imag d u", "n complex states, constant"},
       {"lru", "the linear recurrent unit", "diag(lambda), complex", "nu_log theta_log b_real b_imag c_real c_imag d u",
        "n complex states, constant"},
       {"rglru", "Griffin's RG-LRU", "diag(a)", "lam r_logit i_logit u", "one state a channel, gated"},
       {"quasi_lstm", "the quasi LSTM", "diag sigmoid(f)", "forget inp outp u", "one state a channel, free gates"},
       {"reversed_lstm", "the quasi LSTM with a reversed gate", "diag sigmoid(-f)^a", "forget inp outp u",
        "one state a channel, S6's gate"},
+      {"metala", "MetaLA, whose key is one minus its decay", "diag(alpha)", "q v log_alpha w_aug",
+       "K states, a gate per state that also writes"},
+      {"zeros", "ZeroS, zero-sum linear attention", "diag(E_{t-1}/E_t, (t-1)/t, (t-1)/t)", "q k v s s1 sh s0",
+       "3 K states: weights of the softmax of the steps' logits, of their first order, of none"},
+      {"zeros_softmax", "ZeroS on softmax scores, exact on its sequence", "I", "q k v s1 sh s0",
+       "a cache that grows, weights that sum to zero"},
+      {"fem_linear", "the prior `linear` of a free energy mixer", "nu_{t-1}/nu_t", "q k v",
+       "K features, normalised by the query"},
+      {"fem_gated", "its prior `gated`", "exp(a) nu_{t-1}/nu_t", "q k v a", "K features, normalised by the query, one gate"},
+      {"fem_aft", "its prior `aft`", "diag(E_{t-1}/E_t)", "q k v", "one state a channel, normalised by its own sum"},
+      {"fem_ssm", "its prior `ssm`", "diag exp(dt A)", "A b c delta d v", "n states a channel, normalised by what ones give"},
       {"h3", "H3's diagonal filter", "diag(a), complex", "q k v a_real a_imag b_real b_imag c_real c_imag",
        "K M complex states, constant"},
   };
@@ -640,6 +645,8 @@ const Mixer* find_mixer(std::string_view name) {
                                                             {"linearunnormalised", "linearsum"},
                                                             {"unnormalised", "linearsum"},
                                                             {"scalardecay", "retention"},
+                                                            {"zerosattention", "zeros"},
+                                                            {"metalaattention", "metala"},
                                                             {"griffin", "rglru"}};
   std::string wanted = plain_name(name);
   if (const auto other = others.find(wanted); other != others.end()) wanted = other->second;
@@ -654,10 +661,12 @@ const Mixer* guess_mixer(std::string_view name, const MixerInputs& x) {
   const auto has = [&](const char* tensor) { return x.tensors.count(tensor) > 0; };
   const auto rank = [&](const char* tensor) { return has(tensor) ? x.tensors.at(tensor).shape.size() : 0; };
   if (has("nu_log")) return find_mixer("lru");
+  if (has("dt") && has("a_real")) return find_mixer(rank("a_real") == 2 ? "s4d" : "s5");
   if (has("lam")) return find_mixer("rglru");
   if (has("outp")) return find_mixer(x.words.count("reverse_power") > 0 ? "reversed_lstm" : "quasi_lstm");
   if (has("delta")) return find_mixer(rank("delta") == 2 ? "s6" : "ssd");
   if (has("n")) return find_mixer("normalised");
+  if (has("sh")) return find_mixer(has("s") ? "zeros" : "zeros_softmax");
   const size_t gate = std::max(rank("log_alpha"), rank("alpha"));
   if (has("beta")) return find_mixer(gate == 2 ? "kda" : gate == 1 ? "gated_delta" : "delta");
   if (gate == 2) return find_mixer("gla");
@@ -690,10 +699,16 @@ Status build_system(std::string_view name, const MixerInputs& inputs, System* sy
   if (which == "gla" || which == "delta" || which == "gated_delta" || which == "kda")
     return build_gated(in, which, system, out);
   if (which == "s6") return build_s6(in, system, out);
+  if (which == "s4d") return build_s4d(in, system, out);
+  if (which == "s5") return build_s5(in, system, out);
   if (which == "lru") return build_lru(in, system, out);
   if (which == "rglru") return build_rglru(in, system, out);
   if (which == "quasi_lstm" || which == "reversed_lstm") return build_lstm(in, which == "reversed_lstm", system, out);
   if (which == "h3") return build_h3(in, system, out);
+  if (which == "metala") return build_metala(in, system, out);
+  if (which.rfind("fem_", 0) == 0) return build_fem(in, which.substr(4), system, out);
+  if (which == "zeros") return build_zeros(in, system, out);
+  if (which == "zeros_softmax") return build_zeros_softmax(in, system, out);
   return build_scalar(in, which, system, out);
 }
 
@@ -774,6 +789,23 @@ Status random_inputs(std::string_view name, const MixerSize& size, uint64_t seed
     add("u", {T, V}, normal);
     return {};
   }
+  if (which == "s4d" || which == "s5") {  // S4D-Lin: rates -1/2 + i pi m
+    const int64_t B = which == "s4d" ? V : K;
+    const std::vector<int64_t> modes = which == "s4d" ? std::vector<int64_t>{V, K} : std::vector<int64_t>{K};
+    add("a_real", modes, [](int64_t) { return -0.5; });
+    add("a_imag", modes, [&](int64_t i) { return M_PI * static_cast<double>(i % K); });
+    add("dt", {B}, [&](int64_t) { return std::exp(std::log(0.001) + random.uniform() * std::log(100.0)); });
+    const std::vector<int64_t> into = which == "s4d" ? modes : std::vector<int64_t>{K, V},
+                               from = which == "s4d" ? modes : std::vector<int64_t>{V, K};
+    for (const char* tensor : {"b_real", "b_imag"})
+      add(tensor, into, [&](int64_t) { return random.normal() / std::sqrt(2.0); });
+    for (const char* tensor : {"c_real", "c_imag"})
+      add(tensor, from, [&](int64_t) { return random.normal() / std::sqrt(2.0); });
+    add("d", {V}, normal);
+    add("u", {T, V}, normal);
+    inputs->words["discretise"] = "zoh";
+    return {};
+  }
   if (which == "rglru") {
     add("lam", {V}, [&](int64_t) { return std::log(std::expm1(-std::log(0.9 + 0.099 * random.uniform()) / 8)); });
     add("r_logit", {T, V}, normal);
@@ -788,9 +820,19 @@ Status random_inputs(std::string_view name, const MixerSize& size, uint64_t seed
     add("u", {T, V}, normal);
     return {};
   }
-  add("q", {T, K}, normal);
-  add("k", {T, K}, normal);
+  if (which == "fem_ssm") {
+    for (const char* tensor : {"b", "c"}) add(tensor, {T, K}, [&](int64_t) { return softplus(random.normal()); });
+    add("A", {V, K}, [&](int64_t) { return -softplus(random.normal() - 1); });
+    add("delta", {T, V}, [&](int64_t) { return sigmoid(random.normal()); });
+    add("d", {V}, [](int64_t) { return 1.3; });
+    add("v", {T, V}, normal);
+    return {};
+  }
+  const int64_t wide = which == "fem_aft" ? V : K;
+  add("q", {T, wide}, normal);
+  add("k", {T, wide}, normal);
   add("v", {T, V}, normal);
+  if (which == "fem_gated") add("a", {T}, log_gate);
   if (which == "normalised") {
     double n = 0;
     add("n", {T}, [&](int64_t) { return n += 0.1 * random.normal() + 0.05; });
@@ -804,7 +846,16 @@ Status random_inputs(std::string_view name, const MixerSize& size, uint64_t seed
     add("beta", {T}, [&](int64_t) { return sigmoid(random.normal()); });
   }
   if (which == "gated_delta") add("alpha", {T}, [&](int64_t i) { return std::exp(log_gate(i)); });
-  if (which == "gla" || which == "kda") add("log_alpha", {T, K}, log_gate);
+  if (which == "gla" || which == "kda" || which == "metala") add("log_alpha", {T, K}, log_gate);
+  if (which == "metala") {
+    add("w_aug", {K}, normal);
+    inputs->words["aug"] = "linear";
+  }
+  if (which == "zeros" || which == "zeros_softmax") {
+    if (which == "zeros") add("s", {T}, normal);
+    for (const char* tensor : {"s1", "sh"}) add(tensor, {T}, [&](int64_t) { return sigmoid(random.normal()); });
+    add("s0", {T}, [&](int64_t) { return std::tanh(random.normal()); });
+  }
   if (which == "mlstm") {
     add("forget", {T}, [&](int64_t) { return 3 + random.normal(); });
     add("inp", {T}, normal);

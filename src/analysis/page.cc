@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "analysis/dsf.h"
-#include "analysis/icl_curves.h"
+#include "analysis/icl_train.h"
 #include "report/chart.h"
 #include "report/matrix.h"
 #include "report/text.h"
@@ -166,7 +166,8 @@ std::string report_page(const std::vector<SystemReport>& reports, const std::str
   return html + page_foot();
 }
 
-std::string icl_page(const std::vector<IclCurve>& curves, const std::string& title, const std::string& setting) {
+std::string icl_page(const std::vector<IclCurve>& curves, const std::vector<IclMeasured>& measured, const std::string& title,
+                     const std::string& setting) {
   using namespace report;
   Chart chart;
   chart.name = "loss against the number of examples";
@@ -175,24 +176,58 @@ std::string icl_page(const std::vector<IclCurve>& curves, const std::string& tit
   chart.x = {.label = "examples in the prompt, n", .text = count_text};
   chart.y = {.label = "loss / d", .text = [](double x) { return significant(x, 2); }};
   std::vector<std::string> heading = {"n"};
-  std::vector<std::vector<std::string>> rows;
+  std::vector<std::vector<std::string>> rows, trained;
+  double worst = 0;
   for (size_t i = 0; i < curves.size(); ++i) {
     const IclCurve& c = curves[i];
+    const auto d = static_cast<double>(c.d);
     heading.push_back(c.name);
     ChartLine line{.label = c.name, .color = static_cast<int>(i), .shape = static_cast<int>(i)};
+    if (!measured.empty()) line.style = ChartStyle::line;
     for (size_t j = 0; j < c.n.size(); ++j) {
-      line.points.emplace_back(static_cast<double>(c.n[j]), c.loss[j] / static_cast<double>(c.d));
+      line.points.emplace_back(static_cast<double>(c.n[j]), c.loss[j] / d);
       line.titles.push_back(c.name + " at n = " + std::to_string(c.n[j]) + ": loss " + significant(c.loss[j], 4));
       if (rows.size() <= j) rows.push_back({std::to_string(c.n[j])});
       rows[j].push_back(significant(c.loss[j], 5));
     }
     chart.lines.push_back(std::move(line));
+    for (const char* layer : {"attention", "h3"}) {
+      ChartLine points{.label = c.name, .color = static_cast<int>(i), .shape = layer[0] == 'h', .style = ChartStyle::marks};
+      for (const IclMeasured& m : measured) {
+        if (m.name != c.name || m.layer != layer) continue;
+        points.points.emplace_back(static_cast<double>(m.n), m.loss / d);
+        points.titles.push_back(m.name + ", trained " + layer + " at n = " + std::to_string(m.n) + ": loss " +
+                                significant(m.loss, 4) + ", theory " + significant(m.theory, 4));
+      }
+      if (!points.points.empty()) chart.lines.push_back(std::move(points));
+    }
   }
-  return page_head("Linnet: " + title) + "<h1>" + html_escape(title) + "</h1>\n<p class=\"lead\">" + html_escape(setting) +
-         "</p>\n" +
-         panel("Theory", "The loss that one layer reaches at best: one preconditioned gradient step on the prompt.",
-               draw(chart), true) +
-         panel("All numbers", "Losses, label noise included.", table(heading, rows), true) + page_foot();
+  for (const IclMeasured& m : measured) {
+    worst = std::max(worst, std::abs(m.off()));
+    trained.push_back({m.name + ", " + m.layer, std::to_string(m.n), significant(m.theory, 5), significant(m.loss, 5),
+                       significant(m.deviation, 2), significant(100 * m.off(), 2) + " %", significant(m.alignment, 4),
+                       m.layer == "h3" ? significant(m.filter, 4) : "-"});
+  }
+  std::string html = page_head("Linnet: " + title) + "<h1>" + html_escape(title) + "</h1>\n<p class=\"lead\">" +
+                     html_escape(setting) + "</p>\n";
+  if (!measured.empty()) {
+    html += "<div class=\"summary\">\n<p>" +
+            html_escape("Of " + std::to_string(measured.size()) + " trained layers the furthest is " + percent_text(worst) +
+                        " off its theory.") +
+            "</p>\n</div>\n";
+  }
+  html += panel(measured.empty() ? "Theory" : "Theory and experiment",
+                measured.empty() ? "The loss that one layer reaches at best: one preconditioned gradient step on the prompt."
+                                 : "Lines: the loss that one layer reaches at best. Marks: layers trained from random weights, "
+                                   "circles attention, squares H3.",
+                draw(chart), true);
+  if (!trained.empty()) {
+    html += panel(
+        "Trained layers", "Cosines: of the learned step W and of H3's filter with those of the closed form.",
+        table({"formula, layer", "n", "theory", "trained", "standard error", "off", "cosine of W", "of the filter"}, trained),
+        true);
+  }
+  return html + panel("All numbers", "Losses, label noise included.", table(heading, rows), true) + page_foot();
 }
 
 }  // namespace linnet::analysis

@@ -3,7 +3,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 
 namespace linnet::analysis {
 namespace {
@@ -25,6 +25,17 @@ const std::vector<Translation>& translations() {
        "attention",
        "gated_delta",
        {{"q", "q"}, {"k", "k"}, {"v", "v"}, {"g", "log_alpha"}, {"beta", "beta"}},
+       true},
+      {"metala", "core", "metala", {{"q", "q"}, {"g", "log_alpha"}, {"v", "v"}}, true},
+      {"zeros",
+       "attention",
+       "zeros",
+       {{"q", "q"}, {"k", "k"}, {"v", "v"}, {"s", "s"}, {"s1", "s1"}, {"sh", "sh"}, {"s0", "s0"}},
+       false},
+      {"zeros",
+       "softmax",
+       "zeros_softmax",
+       {{"q", "q"}, {"k", "k"}, {"v", "v"}, {"s1", "s1"}, {"sh", "sh"}, {"s0", "s0"}},
        true},
   };
   return list;
@@ -95,14 +106,16 @@ Status read_slice(const std::string& path, int64_t batch, int64_t head, MixerInp
     } else if (translation.scaled && mechanism != "softmax") {
       inputs->words["scale"] = number_text(1 / std::sqrt(static_cast<double>(inputs->tensors["q"].shape.back())));
     }
-    if (mechanism == "softmax" && file.metadata("causal") != "1") {
+    if (mechanism == "zeros" && file.has("key_mask")) return bad_input(path + ": its keys are masked, which no system has");
+    if ((mechanism == "softmax" || mechanism == "zeros") && file.metadata("causal") != "1") {
       return bad_input(path + ": its attention is not causal: no system runs from token to token");
     }
     return {};
   }
   if (mechanism != "dsf") {
     return bad_input(path + ": its mechanism is '" + mechanism + "', operator '" + operation +
-                     "'; analyze dsf reads dsf files and calls of softmax, linear, decay, gla, delta and gated_delta");
+                     "'; analyze dsf reads dsf files and calls of softmax, linear, decay, gla, delta, gated_delta, zeros, h3 "
+                     "and metala's core");
   }
   for (const std::string& name : file.names()) {
     for (const Mixer& each : all_mixers()) {

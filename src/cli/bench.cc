@@ -10,8 +10,8 @@
 #include "cli/model.h"
 #include "cli/neighbours.h"
 #include "cli/print.h"
-#include "core/cuda.h"
-#include "core/json.h"
+#include "core/cuda/driver.h"
+#include "core/files/json.h"
 #include "report/text.h"
 
 namespace linnet::cli {
@@ -331,10 +331,14 @@ const Command& bench_command() {
           "--peers runs what a user would take instead (PyTorch) in rounds in turn with ours, with the same number of "
           "threads,\n"
           "in a Python found by --python, LINNET_PYTHON, beside this program, in .venv of the checkout, or python3.\n\n"
-          "MODEL is a folder or a GGUF file, as for linnet generate: prefill and decode in tokens per second, with the size of "
-          "the\n"
-          "state; --case 'prefill 512' or 'decode 400' (after 400 tokens) measures another length. Its peers are llama.cpp\n"
-          "(the package llama-cpp-python, GGUF files alone) and transformers, where that Python has them.",
+          "MODEL is a folder or a GGUF file, as for linnet generate: prefill of 512 and 5,500 tokens, decode behind 400 and "
+          "5,500,\n"
+          "in tokens per second, with the size of the state, and decode of a small model of linear layers behind 400 and "
+          "100,000;\n"
+          "--case 'prefill 512' or 'decode 400' measures other lengths. Its peers are llama.cpp (GGUF files alone: the faster "
+          "of\n"
+          "the packages llama-cpp-python and xllamacpp) and transformers in bf16 with Linnet's attention; what is missing is "
+          "named.",
       .options = {{"case", "LINE", "a case of each OP instead of the declared ones; may be given several times"},
                   {"device", "NAME", "cpu or cuda: where the tensors lie (default cpu)"},
                   {"dtype", "NAME", "only cases of this type: f64, f32, bf16, f16"},
@@ -345,12 +349,13 @@ const Command& bench_command() {
                   {"markdown", "", "print the table in Markdown"},
                   {"neighbours", "", "measure what lies one step beside a case of each OP instead"},
                   {"pass", "NAME", "only cases of this pass: fwd, or fwd+bwd (bwd)"},
-                  {"peers", "", "measure PyTorch's functions too"},
+                  {"peers", "", "measure what a user would take instead, too"},
                   {"python", "PATH", "the Python that has PyTorch"},
                   {"quick", "", "measure each case for 0.1 s instead of 1 s"},
                   {"threads", "N", "number of threads, at most the machine's cores (the default)"},
                   {"time", "SECONDS", "measure each case for so long"},
-                  kWeightsOption},
+                  kWeightsOption,
+                  kAttentionOption},
       .run = bench_main,
   };
   return command;

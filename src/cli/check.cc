@@ -11,9 +11,9 @@
 #include "check/vectors.h"
 #include "cli/command.h"
 #include "cli/print.h"
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "core/executor.h"
-#include "core/json.h"
+#include "core/files/json.h"
 
 namespace linnet::cli {
 namespace {
@@ -272,7 +272,7 @@ Status read_plan(const Arguments& args, Plan* plan) {
   if (!plan->cases.empty() && !args.has("random")) return {};
   const bool wanted = !plan->ops.empty() || plan->files.empty() || args.has("random");
   plan->random = wanted ? 100 : 0;
-  LINNET_TRY(args.integer("random", 0, 1'000'000'000, &plan->random));
+  LINNET_TRY(args.integer("random", 1, 1'000'000'000, &plan->random));
   if (plan->ops.empty()) plan->ops = all_ops();
   return {};
 }

@@ -8,9 +8,9 @@
 #include "bench/machine.h"
 #include "cli/command.h"
 #include "cli/print.h"
-#include "core/file.h"
+#include "core/files/file.h"
+#include "core/files/json.h"
 #include "core/isa.h"
-#include "core/json.h"
 #include "report/text.h"
 
 namespace linnet::cli {

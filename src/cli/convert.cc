@@ -10,7 +10,7 @@
 
 #include "cli/command.h"
 #include "cli/print.h"
-#include "core/json.h"
+#include "core/files/json.h"
 
 namespace linnet::cli {
 
@@ -56,7 +56,12 @@ Status read(const Arguments& args, convert::ConvertOptions& o) {
   LINNET_TRY(args.integer("plan-tokens", 16, int64_t{1} << 30, &o.plan_tokens));
   LINNET_TRY(args.integer("eval-tokens", 16, int64_t{1} << 30, &o.eval_tokens));
   LINNET_TRY(args.integer("rounds", 0, 10, &o.rounds));
+  LINNET_TRY(args.real("keep-recall", -1, 100, &o.keep_recall));
   LINNET_TRY(integers("windows", args.text("windows"), o.windows));
+  if (args.has("recall-lengths")) {
+    o.recall_lengths.clear();
+    LINNET_TRY(integers("recall-lengths", args.text("recall-lengths"), o.recall_lengths));
+  }
   LINNET_TRY(integers("keep-softmax", args.text("keep-softmax"), o.keep));
   for (const int64_t w : o.windows) {
     if (w < 1) return bad_input("convert: a window of 0 keys sees nothing");
@@ -155,33 +160,40 @@ const Command& convert_command() {
           "on\n"
           "when the same command is given again. docs/convert.md has formats and mechanisms.\n\n"
           "example: linnet convert smollm2.gguf --out fast --budget 0.3 --length 8192 --text text.txt --zero-shot",
-      .options = {{"out", "DIR", "the folder to be made; DIR.work holds what is under way"},
-                  {"text", "FILE", "UTF-8 text for measuring, planning and, unless --eval-text is given, evaluating"},
-                  {"eval-text", "FILE", "another text to evaluate on"},
-                  {"budget", "X", "share of the softmax attention's cost that may remain, above 0 to 1 (default 0.25)"},
-                  {"length", "N", "tokens at which cost is counted (default: the context, at most 8192)"},
-                  {"zero-shot", "", "no training: only what needs no new parameters"},
-                  {"mechanisms", "A,B",
-                   "candidates: softmax, window, monarch, hierarchical; with a fit: gdn, gla, hybrid, distill"},
-                  {"windows", "N,M", "windows to choose from (default 64,128,..,2048; encoders 16,32,..)"},
-                  {"sinks", "N", "first keys that every window sees (default 4)"},
-                  {"keep-softmax", "I,J", "layers that stay as they are"},
-                  {"plan", "FILE", "use this plan.json"},
-                  {"dry-run", "", "print plan, cost and time; write nothing"},
-                  {"calibration-tokens", "N", "of the statistics (default 4096)"},
-                  {"plan-tokens", "N", "of the measured damage (default 2048)"},
-                  {"eval-tokens", "N", "of the evaluation (default 16384)"},
-                  {"rounds", "N", "of refinement by measuring the plan again (default 1)"},
-                  {"baseline", "", "also evaluate: the least harmed layers get one window, at the plan's cost"},
-                  {"quick", "", "leave out recall and rates"},
-                  {"tokens", "N", "of the fit"},
-                  {"device", "NAME", "of the fit: cpu or cuda"},
-                  {"finetune", "KIND", "behind the fit: none, kl"},
-                  {"finetune-tokens", "N", "of that"},
-                  {"keep-work", "", "keep DIR.work"},
-                  {"seed", "N", "of random choices (default 0)"},
-                  {"threads", "N", "default: one per core"},
-                  {"json", "", "print JSON"}},
+      .options =
+          {{"out", "DIR", "the folder to be made; DIR.work holds what is under way"},
+           {"text", "FILE", "UTF-8 text for measuring, planning and, unless --eval-text is given, evaluating"},
+           {"eval-text", "FILE", "another text to evaluate on"},
+           {"budget", "X", "share of the softmax attention's cost that may remain, above 0 to 1 (default 0.25)"},
+           {"length", "N", "tokens at which cost is counted (default: the context, at most 8192)"},
+           {"zero-shot", "", "no training: only what needs no new parameters"},
+           {"mechanisms", "A,B",
+            "candidates: softmax, window, monarch, hierarchical; with a fit: gdn, gla, hybrid, hybrid-exact, distill, "
+            "hedgehog, t2r"},
+           {"windows", "N,M", "windows to choose from (default 64,128,..,2048; encoders 16,32,..)"},
+           {"sinks", "N", "first keys that every window sees (default 4)"},
+           {"keep-softmax", "I,J", "layers that stay as they are"},
+           {"plan", "FILE", "use this plan.json"},
+           {"dry-run", "", "print plan, cost and time; write nothing"},
+           {"calibration-tokens", "N", "of the statistics (default 4096)"},
+           {"plan-tokens", "N", "of the measured damage (default 2048)"},
+           {"eval-tokens", "N", "of the evaluation (default 16384)"},
+           {"rounds", "N", "of refinement by measuring the plan again (default 1)"},
+           {"keep-recall", "X",
+            "nats that the loss of passages repeated from far back may rise (default 0.1); -1: plan for the text alone"},
+           {"baseline", "",
+            "also evaluate at the plan's cost: one window in the least harmed layers, and in evenly spaced ones; LoLCATs', "
+            "Liger's and Hedgehog's forms, untrained"},
+           {"recall-lengths", "N,M", "tokens at which recall is evaluated (default 512,2048)"},
+           {"quick", "", "leave out recall and rates"},
+           {"tokens", "N", "of the fit"},
+           {"device", "NAME", "of the fit: cpu or cuda"},
+           {"finetune", "KIND", "behind the fit: none, kl"},
+           {"finetune-tokens", "N", "of that"},
+           {"keep-work", "", "keep DIR.work"},
+           {"seed", "N", "of random choices (default 0)"},
+           {"threads", "N", "default: one per core"},
+           {"json", "", "print JSON"}},
       .run = convert_main,
   };
   return command;

@@ -4,7 +4,7 @@
 
 #include "cli/model.h"
 #include "cli/print.h"
-#include "core/json.h"
+#include "core/files/json.h"
 
 namespace linnet::cli {
 
@@ -64,7 +64,11 @@ const Command& embed_command() {
           "Prints for each text, or each line of standard input, the mean of the encoder's last states, of length one, as a "
           "JSON\n"
           "array in a line.\n\nexample: linnet embed all-MiniLM-L6-v2 \"a small finch\" \"a kind of bird\" --similarity",
-      .options = {{"similarity", "", "print the cosines between the texts instead"}, kWeightsOption, kThreadsOption},
+      .options = {{"similarity", "", "print the cosines between the texts instead"},
+                  kWeightsOption,
+                  kAttentionOption,
+                  kThreadsOption,
+                  kDeviceOption},
       .run = embed_main,
   };
   return command;

@@ -6,8 +6,8 @@
 
 #include "cli/model.h"
 #include "cli/print.h"
-#include "core/file.h"
-#include "core/json.h"
+#include "core/files/file.h"
+#include "core/files/json.h"
 #include "runtime/evaluate.h"
 
 namespace linnet::cli {
@@ -143,7 +143,9 @@ const Command& eval_command() {
                   {"trials", "N", "of each recall task and length (default 10)"},
                   {"seed", "N", "of the recall tasks (default 0)"},
                   kWeightsOption,
+                  kAttentionOption,
                   kThreadsOption,
+                  kDeviceOption,
                   {"json", "", "print JSON"}},
       .run = eval_main,
   };

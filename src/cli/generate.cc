@@ -8,14 +8,14 @@
 
 #include "cli/model.h"
 #include "cli/print.h"
-#include "core/json.h"
+#include "core/files/json.h"
 
 namespace linnet::cli {
 
 namespace {
 
 std::string rate(int64_t tokens, double seconds) {
-  return seconds > 0 ? number(static_cast<double>(tokens) / seconds, 4) + " tokens/s" : "-";
+  return tokens > 0 && seconds > 0 ? number(static_cast<double>(tokens) / seconds, 4) + " tokens/s" : "-";
 }
 
 void print_rates(const Generation& g, const Session& session) {
@@ -77,11 +77,21 @@ Status run(const Arguments& args) {
       if (const int32_t id = model.tokenizer().find(name); id >= 0) options.ends.push_back(id);
     }
   }
+  const auto speak = [&](const std::vector<int32_t>& ids, Generation& result) {
+    Progress progress("prompt", static_cast<int64_t>(ids.size()), "tokens");
+    GenerateOptions own = options;
+    own.progress = [&progress](int64_t done) { progress.at(done); };
+    const auto show = [&](const std::string& text) {
+      progress.clear();
+      return print(text);
+    };
+    return generate(model, session, ids, sampler, own, show, result);
+  };
   Generation result;
   if (!chatting || args.has("prompt")) {
     const std::vector<int32_t> ids = chatting ? model.tokenizer().encode(chat.begin(args.text("system"), prompt), false)
                                               : model.tokenizer().encode(prompt, {true, false});
-    LINNET_TRY(generate(model, session, ids, sampler, options, print, result));
+    LINNET_TRY(speak(ids, result));
     if (!json) {
       std::printf("\n");
       std::fflush(stdout);
@@ -108,7 +118,7 @@ Status run(const Arguments& args) {
     if (line.empty()) continue;
     const std::vector<int32_t> ids =
         model.tokenizer().encode(first ? chat.begin(args.text("system"), line) : chat.next(line), false);
-    LINNET_TRY(generate(model, session, ids, sampler, options, print, result));
+    LINNET_TRY(speak(ids, result));
     first = false;
     std::printf("\n");
     print_rates(result, session);
@@ -147,7 +157,9 @@ const Command& generate_command() {
                   {"seed", "N", "of the draws (default 0)"},
                   {"stop", "TEXT", "end before this text; may be given again"},
                   kWeightsOption,
+                  kAttentionOption,
                   kThreadsOption,
+                  kDeviceOption,
                   {"json", "", "print text, tokens and times as JSON"}},
       .run = generate_main,
   };

@@ -7,14 +7,15 @@
 #include <cstring>
 #include <utility>
 
-#include "check/problem.h"
+#include "check/plan.h"
 #include "cli/command.h"
 #include "cli/layer_info.h"
 #include "cli/model.h"
 #include "cli/print.h"
-#include "core/describe.h"
+#include "core/call/describe.h"
+#include "core/files/json.h"
 #include "core/isa.h"
-#include "core/json.h"
+#include "core/letters.h"
 #include "core/op.h"
 
 namespace linnet::cli {
@@ -96,33 +97,20 @@ void print_tensors(const char* title, const std::vector<TensorDecl>& tensors, bo
 
 // What the letters of this operator's shapes count; those that mean another thing elsewhere are left to the tensors' lines.
 std::string letters_text(const Op& op) {
-  static constexpr std::pair<const char*, const char*> kLetters[] = {{"B", "B batch rows"},
-                                                                     {"T", "T tokens"},
-                                                                     {"Tq", "Tq queries"},
-                                                                     {"S", "S keys"},
-                                                                     {"Tk", "Tk keys"},
-                                                                     {"H", "H heads"},
-                                                                     {"Hq", "Hq heads of queries"},
-                                                                     {"Hk", "Hk heads of keys"},
-                                                                     {"Hv", "Hv heads of values"},
-                                                                     {"Hkv", "Hkv heads of keys"},
-                                                                     {"G", "G groups of heads"},
-                                                                     {"K", "K channels of keys"},
-                                                                     {"V", "V channels of values"},
-                                                                     {"C", "C channels"},
-                                                                     {"W", "W taps"},
-                                                                     {"F", "F features"},
-                                                                     {"N+1", "N sequences"}};
   std::string shapes, text;
+  bool packs = false;
   for (const auto* tensors : {&op.inputs, &op.outputs}) {
-    for (const TensorDecl& decl : *tensors) shapes += " " + decl.shape + " " + decl.other_shape + " ";
+    for (const TensorDecl& decl : *tensors) {
+      shapes += " " + decl.shape + " " + decl.other_shape + " ";
+      packs |= decl.values == Values::offsets;
+    }
   }
-  const auto is_letter = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
-  for (const auto& [letter, meaning] : kLetters) {
-    const size_t length = std::strlen(letter);
-    for (size_t at = shapes.find(letter); at != std::string::npos; at = shapes.find(letter, at + 1)) {
-      if (is_letter(shapes[at - 1]) || is_letter(shapes[at + length])) continue;
-      text += (text.empty() ? "" : ", ") + std::string(meaning);
+  const auto is_part = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
+  for (const Letter& letter : known_letters()) {
+    if (letter.meaning.empty() || (letter.counts == Counts::sequences && !packs)) continue;
+    for (size_t at = shapes.find(letter.name); at != std::string::npos; at = shapes.find(letter.name, at + 1)) {
+      if (is_part(shapes[at - 1]) || is_part(shapes[at + letter.name.size()])) continue;
+      text += (text.empty() ? "" : ", ") + std::string(letter.name) + " " + std::string(letter.meaning);
       break;
     }
   }
@@ -314,6 +302,7 @@ const Command& info_command() {
       .options = {{"case", "LINE", "which implementation this call takes, and why others do not"},
                   {"json", "", "print JSON"},
                   kWeightsOption,
+                  kAttentionOption,
                   kThreadsOption},
       .run = info_main,
   };

@@ -3,10 +3,10 @@
 
 #include "cli/command.h"
 #include "cli/print.h"
-#include "core/cuda.h"
+#include "core/cuda/driver.h"
 #include "core/executor.h"
+#include "core/files/json.h"
 #include "core/isa.h"
-#include "core/json.h"
 #include "core/op.h"
 #include "layers/layer.h"
 #include "layers/state.h"

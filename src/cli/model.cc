@@ -5,16 +5,21 @@
 #include <cstdio>
 
 #include "cli/print.h"
-#include "core/json.h"
 #include "core/op.h"
+#include "runtime/evaluate.h"
 
 namespace linnet::cli {
 
 Status load_model(const std::string& command, const Arguments& args, Model& model) {
   if (args.rest().empty())
     return bad_input(command + ": which model? a folder with config.json and safetensors, or a GGUF file");
+  if (args.rest().size() > 1 && command != "embed" && command != "analyze") {  // texts, mixers
+    return bad_input(command + ": what is '" + args.rest()[1] + "'? expected one MODEL");
+  }
   ModelOptions options;
   options.weights = args.text("weights");
+  options.attention = args.text("attention");
+  options.device = args.text("device");
   int64_t threads = 0;
   LINNET_TRY(args.integer("threads", 1, 1024, &threads));
   options.threads = static_cast<int>(threads);
@@ -61,19 +66,7 @@ int model_info(const Arguments& args) {
   const Op* dense = find_op("dense");
   const std::string here = dense != nullptr && choose_impl(*dense, Pass::forward, {}, &impl).ok() ? impl->name : "";
   if (args.has("json")) {
-    JsonWriter w(2);
-    w.begin_object().member("path", s.path).member("family", s.family).member("format", s.format).member("weights", s.weights);
-    w.member("parameters", s.parameters).member("weight_bytes", s.weight_bytes).member("hidden", s.hidden);
-    w.member("vocabulary", s.vocabulary).member("context", s.context).member("causal", s.causal);
-    w.member("state_bytes", s.state_bytes).member("state_bytes_per_token", s.state_per_token);
-    w.member("tokenizer", model.has_tokenizer() ? model.tokenizer().kind() : "none").member("chat", form).member("dense", here);
-    w.key("blocks").begin_array();
-    for (const ModelSummary::Block& block : s.blocks) {
-      w.begin_object().member("order", block.order).member("mixer", block.mixer).member("mlp", block.mlp);
-      w.member("parameters", block.parameters).end_object();
-    }
-    w.end_array().end_object();
-    std::printf("%s\n", w.text().c_str());
+    std::printf("%s\n", model_json(model).c_str());
     return kDone;
   }
   std::printf("%s: a %s model, %s\n\n", s.path.c_str(), s.family.c_str(), s.format.c_str());
@@ -95,8 +88,9 @@ int model_info(const Arguments& args) {
     std::printf("  context      %lld tokens\n", static_cast<long long>(s.context));
   }
   if (s.causal) {
-    std::printf("  state        %s, and %s for each token\n", bytes_text(static_cast<double>(s.state_bytes)).c_str(),
-                bytes_text(s.state_per_token).c_str());
+    std::printf("  state        %s, and %s for each token; softmax attention in %s\n",
+                bytes_text(static_cast<double>(s.state_bytes)).c_str(), bytes_text(s.state_per_token).c_str(),
+                s.attention.c_str());
     std::printf("  chat         %s\n", form.c_str());
   }
   std::printf("  runs on      CPU, kernels %s\n", here.c_str());

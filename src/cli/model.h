@@ -10,8 +10,12 @@ namespace linnet::cli {
 
 inline const OptionHelp kWeightsOption = {"weights", "KIND",
                                           "hold the matrices in f32, bf16, q8 or q4 (default: as in the file)"};
+inline const OptionHelp kAttentionOption = {"attention", "KIND",
+                                            "softmax attention and its cache in f32 or bf16 (default: f32 with f32 matrices)"};
 inline const OptionHelp kThreadsOption = {"threads", "N",
                                           "threads (default: LINNET_THREADS, else one per core); never changes a result"};
+
+inline const OptionHelp kDeviceOption = {"device", "NAME", "where the model runs: cpu (default) or cuda"};
 
 // The model that the first argument names. `command` opens the sentences.
 Status load_model(const std::string& command, const Arguments& args, Model& model);

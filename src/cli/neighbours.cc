@@ -6,7 +6,7 @@
 #include "bench/machine.h"
 #include "bench/neighbours.h"
 #include "cli/print.h"
-#include "core/json.h"
+#include "core/files/json.h"
 #include "report/text.h"
 
 namespace linnet::cli {

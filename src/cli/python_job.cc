@@ -42,9 +42,7 @@ int run_python_job(const std::string& name, const std::string& wanted, const std
   const std::string python = bench::find_python(wanted);
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::filesystem::path place = self.parent_path() / "python";
-  const bool built = !error && std::filesystem::exists(place / "linnet" / "liblinnet_torch.so", error);
-  std::vector<std::string> line = {python, "-c", kStart, built ? place.string() : "", name};
+  std::vector<std::string> line = {python, "-c", kStart, bench::built_package(), name};
   line.insert(line.end(), words.begin(), words.end());
   std::vector<char*> argv;
   argv.reserve(line.size() + 1);

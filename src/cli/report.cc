@@ -1,10 +1,11 @@
-// linnet report: runs of linnet train side by side, as a table and one page.
+// linnet report: runs of linnet train side by side, and results of analyze, compare, bench and convert, as one page.
 #include <cstdio>
 
+#include "cli/collected.h"
 #include "cli/command.h"
 #include "cli/print.h"
-#include "core/file.h"
-#include "core/json.h"
+#include "core/files/file.h"
+#include "core/files/json.h"
 #include "report/runs.h"
 
 namespace linnet::cli {
@@ -30,14 +31,46 @@ void print_json(const std::vector<report::TrainingRun>& runs) {
   std::printf("%s\n", w.end_array().end_object().text().c_str());
 }
 
+// Results of other commands, with a page of the runs among them where there are any.
+int report_results(const Arguments& args, const std::vector<report::TrainingRun>& runs, std::vector<Collected> parts) {
+  if (!runs.empty()) {
+    parts.insert(parts.begin(), {.kind = "train",
+                                 .title = "Training",
+                                 .page = report::runs_page(runs),
+                                 .summary = std::to_string(runs.size()) + " runs of linnet train"});
+  }
+  const std::string html = args.text("html", "report.html");
+  if (args.has("json")) {
+    JsonWriter w(2);
+    w.begin_object().key("parts").begin_array();
+    for (const Collected& part : parts)
+      w.begin_object().member("kind", part.kind).member("title", part.title).member("summary", part.summary).end_object();
+    std::printf("%s\n", w.end_array().end_object().text().c_str());
+  } else {
+    Table table({{"kind"}, {"what"}});
+    for (const Collected& part : parts) table.row({part.kind, part.summary});
+    table.print(stdout);
+  }
+  const std::string page = parts.size() == 1 ? parts.front().page : joined_page("Report", parts);
+  if (const Status status = write_file(html, page); !status.ok()) return fail(status);
+  if (!args.has("json")) std::printf("\nwrote %s\n", html.c_str());
+  return kDone;
+}
+
 int report_main(const Arguments& args) {
-  if (args.rest().empty()) return fail(bad_input("report: which runs? linnet report RUN ..., folders that linnet train wrote"));
+  if (args.rest().empty())
+    return fail(
+        bad_input("report: which runs? linnet report PATH ..., folders that linnet train or convert wrote, or JSON of analyze, "
+                  "compare, bench"));
   std::vector<report::TrainingRun> runs;
-  for (const std::string& folder : args.rest()) {
-    runs.emplace_back();
-    if (const Status status = report::read_run(folder, &runs.back()); !status.ok()) return fail(status);
+  std::vector<Collected> parts;
+  for (const std::string& path : args.rest()) {
+    const Status status =
+        is_result(path) ? read_result(path, &parts.emplace_back()) : report::read_run(path, &runs.emplace_back());
+    if (!status.ok()) return fail(status);
   }
   report::name_runs(&runs);
+  if (!parts.empty()) return report_results(args, runs, std::move(parts));
   const std::string html = args.text("html", runs.size() == 1 ? runs.front().folder + "/report.html" : "report.html");
   if (args.has("json")) {
     print_json(runs);
@@ -60,10 +93,12 @@ int report_main(const Arguments& args) {
 const Command& report_command() {
   static const Command command = {
       .name = "report",
-      .summary = "runs of linnet train side by side: table, curves, score against the size of the state; HTML page",
-      .usage = "RUN ... [--html FILE]",
+      .summary = "one page from runs of linnet train and results of analyze, compare, bench and convert",
+      .usage = "PATH ... [--html FILE]",
       .details =
-          "  linnet report runs/mqar-*\n\n"
+          "  linnet report runs/mqar-*\n"
+          "  linnet analyze model.gguf --text text.txt --json > heads.json\n"
+          "  linnet report heads.json icl.json converted/ --html report.html\n\n"
           "The page needs no other file. It is written to report.html, that of one run into its folder. A run that still "
           "trains\n"
           "is shown as far as it is.",

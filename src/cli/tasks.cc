@@ -6,9 +6,9 @@
 
 #include "cli/command.h"
 #include "cli/print.h"
-#include "core/json.h"
+#include "core/files/json.h"
+#include "core/files/safetensors.h"
 #include "core/op.h"
-#include "core/safetensors.h"
 #include "tasks/listops.h"
 #include "tasks/task.h"
 

@@ -130,7 +130,7 @@ std::string end_labels(const Chart& chart, const Map& mx, const Map& my, const B
   };
   std::vector<Label> labels;
   for (const ChartLine& line : chart.lines) {
-    if (line.points.size() < 2) continue;
+    if (line.points.size() < 2 || line.style == ChartStyle::marks) continue;
     const auto& [x, y] = line.points.back();
     labels.push_back({mx(x), my(y), my(y), &line});
   }
@@ -175,7 +175,7 @@ std::string mark_labels(const Chart& chart, const Map& mx, const Map& my, const 
   std::vector<Box> taken;
   std::vector<const ChartLine*> marks;
   for (const ChartLine& line : chart.lines) {
-    if (line.points.size() != 1) continue;
+    if (line.points.size() != 1 || line.style == ChartStyle::marks) continue;
     const double x = mx(line.points[0].first), y = my(line.points[0].second);
     taken.push_back({x - 6, y - 6, x + 6, y + 6});
     marks.push_back(&line);
@@ -251,7 +251,8 @@ std::string draw(const Chart& given) {
   constexpr double kLeft = 78, kTop = 14, kBottom = 52;
   double right = 20;  // lines have their labels beside the frame, marks inside
   for (const ChartLine& line : chart.lines) {
-    if (line.points.size() > 1) right = std::max(right, 26 + kCharacter * static_cast<double>(line.label.size()));
+    if (line.points.size() > 1 && line.style != ChartStyle::marks)
+      right = std::max(right, 26 + kCharacter * static_cast<double>(line.label.size()));
   }
   const Box frame{kLeft, kTop, chart.width - right, chart.height - kBottom};
   std::vector<double> xs, ys;
@@ -288,7 +289,7 @@ std::string draw(const Chart& given) {
   }
   svg += end_labels(chart, mx, my, frame);
   for (const ChartLine& line : chart.lines) {
-    if (line.points.size() < 2) continue;
+    if (line.points.size() < 2 || line.style == ChartStyle::marks) continue;
     svg += "<polyline class=\"line dash" + std::to_string(line.shape % kChartShapes) + " stroke-" + color(line.color) +
            "\" points=\"";
     for (const auto& [x, y] : line.points) svg += pixels(mx(x)) + "," + pixels(my(y)) + " ";
@@ -296,7 +297,7 @@ std::string draw(const Chart& given) {
   }
   const std::string labels = mark_labels(chart, mx, my, frame);
   for (const ChartLine& line : chart.lines) {
-    for (size_t i = 0; i < line.points.size(); ++i) {
+    for (size_t i = 0; i < line.points.size() && (line.style != ChartStyle::line || line.points.size() == 1); ++i) {
       svg += mark(mx(line.points[i].first), my(line.points[i].second), line.shape, line.color,
                   i < line.titles.size() ? line.titles[i] : "");
     }

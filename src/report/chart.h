@@ -27,11 +27,14 @@ struct Axis {
 inline constexpr int kChartColors = 8, kChartShapes = 6;
 
 // A series of points joined by a line, labelled at its right end. One point alone is a mark with its label beside it.
+// `line`: without marks, as a theory is drawn; `marks`: without a line and a label, as what was measured for it.
+enum class ChartStyle { joined, line, marks };
 struct ChartLine {
   std::string label;
   int color = 0, shape = 0;                       // taken modulo kChartColors, kChartShapes
   std::vector<std::pair<double, double>> points;  // in data units
   std::vector<std::string> titles;                // one per point, or empty
+  ChartStyle style = ChartStyle::joined;
 };
 
 struct Chart {

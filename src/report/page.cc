@@ -37,8 +37,17 @@ td small { color: var(--muted); }
 .notes { font-size: 14px; color: var(--muted); max-width: 860px; margin-top: 28px; }
 .notes dt { color: var(--ink); font-weight: 600; }
 .notes dd { margin: 0 0 8px; }
+.wide:focus-visible, a:focus-visible, summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+nav ul { display: flex; flex-wrap: wrap; gap: 4px 18px; list-style: none; margin: 0 0 24px; padding: 0; font-size: 14px; }
+a { color: var(--accent); }
+tbody th { text-align: left; font-weight: 400; color: var(--ink); border-bottom: 1px solid var(--grid); white-space: nowrap; }
+details { margin-top: 8px; } summary { cursor: pointer; color: var(--muted); font-size: 14px; }
 sup { font-size: 0.7em; line-height: 0; }
 code { font-family: ui-monospace, monospace; font-size: 0.92em; }
+@media print {
+  :root { color-scheme: light; --paper: #ffffff; --ink: #1c1917; --muted: #57534e; --grid: #d6d3d1; --panel: #ffffff; }
+  .wide { overflow: visible; } .wide svg { min-width: 0; } table { font-size: 9px; } th, td { padding: 2px 4px; } nav { display: none; }
+}
 @media print { main { max-width: none; padding: 0; } .panel { break-inside: avoid; border-color: #bbb; } }
 )";
 
@@ -53,7 +62,9 @@ std::string page_head(const std::string& title) {
 std::string page_foot() { return "</main>\n</body>\n</html>\n"; }
 
 std::string panel(const std::string& heading, const std::string& sentence, const std::string& html, bool wide) {
-  return "<section class=\"panel" + std::string(wide ? " wide" : "") + "\">\n<h2>" + html_escape(heading) + "</h2>\n" +
+  // What scrolls sideways can be reached and scrolled by the keyboard.
+  const std::string region = wide ? " wide\" tabindex=\"0\" role=\"region\" aria-label=\"" + html_escape(heading) : "";
+  return "<section class=\"panel" + region + "\">\n<h2>" + html_escape(heading) + "</h2>\n" +
          (sentence.empty() ? "" : "<p>" + html_escape(sentence) + "</p>\n") + html + "</section>\n";
 }
 
@@ -64,15 +75,17 @@ std::string panels(const std::vector<std::string>& list) {
 }
 
 std::string table(const std::vector<std::string>& heading, const std::vector<std::vector<std::string>>& rows) {
-  std::string html = "<table>\n<tr>";
+  std::string html = "<table>\n<thead><tr>";
   for (const std::string& cell : heading) html += "<th scope=\"col\">" + html_escape(cell) + "</th>";
-  html += "</tr>\n";
+  html += "</tr></thead>\n<tbody>\n";
   for (const std::vector<std::string>& row : rows) {
     html += "<tr>";
-    for (const std::string& cell : row) html += "<td>" + html_escape(cell) + "</td>";
+    for (size_t i = 0; i < row.size(); ++i) {
+      html += (i == 0 ? "<th scope=\"row\">" : "<td>") + html_escape(row[i]) + (i == 0 ? "</th>" : "</td>");
+    }
     html += "</tr>\n";
   }
-  return html + "</table>\n";
+  return html + "</tbody>\n</table>\n";
 }
 
 }  // namespace linnet::report

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <set>
 
-#include "core/file.h"
-#include "core/json.h"
+#include "core/files/file.h"
+#include "core/files/json.h"
 #include "report/chart.h"
 #include "report/page.h"
 #include "report/text.h"

@@ -4,7 +4,7 @@
 #include <array>
 #include <string_view>
 
-#include "core/file.h"
+#include "core/files/file.h"
 
 namespace linnet::tasks {
 namespace {

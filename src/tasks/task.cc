@@ -3,7 +3,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "core/json.h"
+#include "core/files/json.h"
 
 namespace linnet::tasks {
 
