@@ -14,28 +14,13 @@ ELEMENTS = {
     "mask": "bool or uint8",
     "code": "uint8",
 }
-SIZES = {
-    "B": 2,
-    "T": 16,
-    "S": 16,
-    "H": 4,
-    "K": 8,
-    "V": 8,
-    "I": 64,
-    "c": 32,
-    "w": 16,
-}  # of the example, by the letter's first character; otherwise 4
-
-PACKED = {"I": 32, "panels": 1, "groups": 1, "C": 512, "W": 16}  # codes of one panel of 16 outputs and one group of 32 inputs
-
 EXAMPLES = {  # by the meaning of the values; otherwise any number
     "index": "torch.zeros({}, dtype=torch.int64)",
     "code": "torch.zeros({}, dtype=torch.uint8)",
-    "unit": "torch.nn.functional.normalize(torch.randn({}), dim=-1)",
     "positive": "0.5 + torch.rand({})",
     "unit_interval": "torch.rand({})",
     "write_strength": "torch.rand({})",
-    "unit_rows": "torch.nn.functional.normalize(torch.randn({}), dim=-1)",
+    "unit_rows": "torch.nn.functional.normalize(torch.randn({}), dim=-1)",  # delta rules grow without bound on longer keys
     "weights": "torch.rand({})",
     "gain": "1 + torch.rand({})",
     "log_decay": "-torch.rand({})",
@@ -69,8 +54,6 @@ def _example(declaration):
     defaults = {option["name"]: option["default"] for option in declaration["options"]}
     letters = Letters(declaration["letters"], defaults)
     lines, arguments, keyword = [], [], False
-    packed = any(decl["element"] == "code" and decl["shape"][0] == "panels" for decl in declaration["inputs"])
-    sizes = {**SIZES, **PACKED} if packed else SIZES
     for decl in declaration["inputs"]:
         if decl["optional"]:
             keyword = True
@@ -78,12 +61,10 @@ def _example(declaration):
                 continue
         for word in decl["shape"]:
             if not letters.knows(word):
-                letters[word] = sizes.get(word, sizes.get(word[0], 4))
+                letters[word] = declaration["example"][word]
         shape = ", ".join(str(letters.evaluate(word)) for word in decl["shape"])
         shape = shape or "()"
         kind = decl["element"] if decl["element"] in ("index", "code") else decl["values"]
-        if decl["name"] == "k" and "double_beta" in defaults:
-            kind = "unit"  # the delta rules grow without bound on longer keys
         make = EXAMPLES.get(kind, "torch.randn({})").format(shape)
         lines.append(f">>> {argument(decl)} = {make}  # [{', '.join(decl['shape'])}]")
         arguments.append(f"{argument(decl)}={argument(decl)}" if keyword else argument(decl))

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ._kernels import wide
+from ._records import wide
 from ._library import DECLARATIONS
 from ._ops import FUNCTIONS
 from ._signature import argument

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from . import _kernels as kernels
 from ._files import read_checkpoint, write_tensors
+from ._ops import FUNCTIONS
 from ._records import LAYERS
 from ._state import State, call
 
@@ -64,8 +64,8 @@ class Norm(nn.Module):
 
     def forward(self, x):
         if self.kind == "rms":
-            return kernels.rms_norm(x=x, weight=self.weight, eps=self.eps)
-        return kernels.layer_norm(x=x, weight=self.weight, bias=self.bias, eps=self.eps)
+            return FUNCTIONS["rms_norm"](x=x, weight=self.weight, eps=self.eps)
+        return FUNCTIONS["layer_norm"](x=x, weight=self.weight, bias=self.bias, eps=self.eps)
 
     def extra_repr(self):
         return f"{self.weight.shape[0]}, {self.kind}, eps={self.eps}"
@@ -91,9 +91,9 @@ class MLP(nn.Module):
 
     def forward(self, x):
         if self.kind == "glu":
-            y = kernels.glu(gate=self.gate_proj(x), up=self.up_proj(x), act=self.act)
+            y = FUNCTIONS["glu"](gate=self.gate_proj(x), up=self.up_proj(x), act=self.act)
         else:
-            y = kernels.activation(x=self.up_proj(x), act=self.act)
+            y = FUNCTIONS["activation"](x=self.up_proj(x), act=self.act)
         return self.down_proj(y)
 
     def extra_repr(self):

@@ -136,7 +136,10 @@ def explain_types(declaration, tensors, keywords, error):
             hint = " (torch.from_numpy makes one)" if kind == "numpy.ndarray" else ""
             raise TypeError(f"{name}: {decl['name']} is a {kind}, expected a torch.Tensor{hint}") from None
     for option in declaration["options"]:
-        value = keywords.get(option["name"], keywords.get(option["name"] + "_"))
+        key = next((key for key in (option["name"], option["name"] + "_") if key in keywords), None)
+        if key is None:
+            continue
+        value = keywords[key]
         fits = {
             "real": isinstance(value, (int, float)),
             "maybe_real": value is None or isinstance(value, (int, float)),

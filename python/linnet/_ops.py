@@ -11,7 +11,7 @@ from ._documentation import document
 from ._library import DECLARATIONS
 from ._names import as_index, as_window, explain_types, look_at_layout, refuse_names, watch_layout
 from ._shapes import Shapes
-from ._signature import argument, on_demand, parameters
+from ._signature import argument, default_value, on_demand, parameters
 
 
 def on_request(output):
@@ -65,7 +65,10 @@ def _register_backward(declaration):
     differentiable = [i for i, decl in enumerate(inputs) if decl["differentiable"]]
     received = [i for i, decl in enumerate(outputs) if decl["differentiable"]]
     saved = [i for i, decl in enumerate(outputs) if decl["saved"]]
-    options = [torch_name(option["name"]) for option in declaration["options"]]
+    constants = [not decl["differentiable"] for decl in outputs]
+    requested = ["return_" + decl["name"] if on_request(decl) else None for decl in outputs]
+    requests = frozenset(requested)
+    missing = [(None,) * (len(inputs) - count) for count in range(len(inputs) + 1)]  # what a call left to its default
     forward_op, backward_op = OPERATORS[name], getattr(torch.ops.linnet, name + "_backward").default
 
     def fake(*tensors, wanted, **keywords):
@@ -80,14 +83,13 @@ def _register_backward(declaration):
         return tuple(gradients) if len(gradients) > 1 else gradients[0]
 
     def setup_context(ctx, inputs, output, keyword_only_inputs=None):
-        results = output if isinstance(output, tuple) else (output,)
-        ctx.save_for_backward(*inputs, *(results[i] for i in saved))
-        ctx.options = {option: keyword_only_inputs[option] for option in options}
-        declined = ["return_" + decl["name"] if on_request(decl) else None for decl in outputs]
-        ctx.declined = [keyword is not None and not keyword_only_inputs[keyword] for keyword in declined]
-        ctx.mark_non_differentiable(
-            *(results[i] for i, decl in enumerate(outputs) if ctx.declined[i] or not decl["differentiable"])
-        )
+        results, keywords = output if isinstance(output, tuple) else (output,), keyword_only_inputs or {}
+        ctx.save_for_backward(*inputs, *missing[len(inputs)], *[results[i] for i in saved])
+        ctx.options = {name: value for name, value in keywords.items() if name not in requests}
+        ctx.declined = [request is not None and not keywords.get(request) for request in requested]
+        apart = [result for result, declined, plain in zip(results, ctx.declined, constants) if declined or plain]
+        if apart:
+            ctx.mark_non_differentiable(*apart)
         ctx.set_materialize_grads(False)
 
     def gradients_of_inputs(ctx, needed, gradients, operator=backward_op):
@@ -202,6 +204,13 @@ def refuse_tangents(name, tensors):
         raise NotImplementedError(f"{name}: forward-mode derivatives (torch.func.jvp) are not available")
 
 
+def requires_gradient(tensors):
+    for t in tensors:  # not any(...): a generator takes three times as long
+        if isinstance(t, torch.Tensor) and t.requires_grad:
+            return True
+    return False
+
+
 def call(name, tensors, keywords):
     """Calls an operator."""
     if torch.compiler.is_compiling():
@@ -210,7 +219,7 @@ def call(name, tensors, keywords):
     try:
         look_at_layout(name, tensors[0])
         refuse_tangents(name, tensors)
-        wanted = name in EAGER and torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+        wanted = torch.is_grad_enabled() and name in EAGER and requires_gradient(tensors)
         if torch._C._are_functorch_transforms_active():
             return FUNCTIONAL[name].apply(keywords, *tensors) if wanted else OPERATORS[name](*tensors, **keywords)
         if wanted:
@@ -224,7 +233,7 @@ def call(name, tensors, keywords):
 
 def refuse_gradient(name, *tensors):
     refuse_tangents(name, tensors)
-    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and requires_gradient(tensors):
         raise RuntimeError(f"{name}: an input requires a gradient, which this operator has not; call it under torch.no_grad()")
 
 
@@ -258,13 +267,24 @@ def _source(declaration):
         body += ['if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):', f"    {cast}, = autocast({cast})"]
     else:
         body.append(f"refuse_gradient({name!r}, {', '.join(names)})")
-    keywords = [option["name"] for option in declaration["options"]]
-    keywords += ["return_" + decl["name"] for decl in outputs if on_request(decl)]
-    # The first output is always asked for.
-    values = {keyword: "True" if keyword == "return_" + outputs[0]["name"] else keyword for keyword in keywords}
+    # What a call leaves to its default torch fills in from the schema, at less cost than it reads a value from Python.
+    always = "return_" + outputs[0]["name"] if on_request(outputs[0]) else None
+    body.append(f"keywords = {{{always!r}: True}}" if always else "keywords = {}")
+    for option in declaration["options"]:
+        key, default = option["name"], default_value(option)
+        differs = f"{key} is not {default}" if default is None or isinstance(default, bool) else f"{key} != {default!r}"
+        body += [f"if {differs}:", f"    keywords[{torch_name(key)!r}] = {key}"]
+    for key in ["return_" + decl["name"] for decl in outputs[1:] if on_request(decl)]:
+        body += [f"if {key}:", f"    keywords[{key!r}] = True"]
+    needed = len(inputs)
+    while inputs[needed - 1]["optional"]:
+        needed -= 1
+    tensors = f"({', '.join(names)},)"
+    if needed < len(names):
+        nothing = " and ".join(f"{key} is None" for key in names[needed:])
+        tensors = f"({', '.join(names[:needed])},) if {nothing} else {tensors}"
     results = ", ".join("_" + decl["name"] for decl in outputs)
-    pairs = ", ".join(f"{torch_name(keyword)!r}: {value}" for keyword, value in values.items())
-    body.append(f"{results} = call({name!r}, ({', '.join(names)},), {{{pairs}}})")
+    body += [f"tensors = {tensors}", f"{results} = call({name!r}, tensors, keywords)"]
     if states := [argument(decl) for decl in inputs if decl["mutated"]]:
         body.append(f"overwritten({', '.join(states)})")
     always = "".join(f"_{decl['name']}, " for decl in outputs if decl["name"] not in choosable)

@@ -12,7 +12,6 @@ import math
 
 import torch
 
-from . import _kernels
 from ._library import DECLARATIONS, LIBRARY
 from ._ops import on_demand
 
@@ -23,6 +22,11 @@ class _Option(ctypes.Structure):
 
 LIBRARY.linnet_describe_layers.restype = ctypes.c_char_p
 LAYERS = {layer["name"]: layer for layer in json.loads(LIBRARY.linnet_describe_layers())["layers"]}
+
+
+def wide(x):
+    """Maps run in f32, or in f64 on f64 tensors."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def option_text(value):
@@ -128,7 +132,7 @@ def _sizes(shape):
 
 
 # Operators that treat every token alone (src/layers/record.cc); the others look at other tokens and may have a state.
-TOKENWISE = {"dense", "embedding", "rms_norm", "layer_norm", "rotary", "glu", "activation", "add", "l2_norm", "rms_norm_gated", "gated_gate"}
+TOKENWISE = {"dense", "dense_heads", "embedding", "rms_norm", "layer_norm", "rotary", "glu", "activation", "add", "l2_norm", "rms_norm_gated", "gated_gate"}
 
 
 class _Writer:
@@ -147,7 +151,8 @@ class _Writer:
             return reference["input"]
         if "parameter" in reference:
             parts = reference["parameter"].split(".")  # gk_proj.0.weight is self.gk_proj[0].weight
-            return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts)
+            scalar = "" if self.parameters[reference["parameter"]]["shape"] else "[0]"
+            return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts) + scalar
         if "step" in reference:
             return _identifier(reference["step"])
         if "table" in reference:
@@ -158,6 +163,9 @@ class _Writer:
         name, inputs = step["op"], {key: self.code(value) for key, value in step["inputs"].items()}
         if name == "dense":
             return f"F.linear({', '.join(inputs.values())})"
+        if name == "dense_heads":
+            bias = f" + {inputs['bias']}.to(x.dtype)" if "bias" in inputs else ""
+            return f"torch.einsum('bthk,hkf->bthf', {inputs['x']}, {inputs['weight']}.to(x.dtype)){bias}"
         if name == "add":
             scale = step["options"].get("scale", "1")
             return f"{inputs['x']} + {inputs['y']}" if float(scale) == 1 else f"{inputs['x']} + {scale} * {inputs['y']}"
@@ -175,8 +183,7 @@ class _Writer:
         else:
             arguments.append(f"return_{wanted}=True")
             index = "[-1]"
-        owner = "kernels" if hasattr(_kernels, name) else "linnet"
-        return f"{owner}.{name}({', '.join(arguments)}){index}"
+        return f"linnet.{name}({', '.join(arguments)}){index}"
 
     def map(self, step):
         names = {}

@@ -25,6 +25,10 @@ def tensor_type(decl, tensor):
     return " | ".join(kinds + ["None"] * decl["optional"])
 
 
+def default_value(option):
+    return tuple(option["default"]) if option["kind"] in ("window", "sizes") else option["default"]
+
+
 def on_demand(declaration):
     """The outputs that a caller asks for with return_<name>=True."""
     return [decl["name"] for decl in declaration["outputs"][1:] if decl["optional"]]
@@ -37,7 +41,6 @@ def parameters(declaration, tensor="torch.Tensor", choice=lambda names: "str"):
     words = [f"{argument(decl)}: {tensor_type(decl, tensor)}" for decl in inputs[:positional]] + ["*"]
     words += [f"{argument(decl)}: {tensor_type(decl, tensor)}" + " = None" * decl["optional"] for decl in inputs[positional:]]
     for option in declaration["options"]:
-        default = tuple(option["default"]) if option["kind"] in ("window", "sizes") else option["default"]
         kind = choice(option["choices"]) if option["kind"] == "choice" else TYPES[option["kind"]]
-        words.append(f"{option['name']}: {kind} = {default!r}")
+        words.append(f"{option['name']}: {kind} = {default_value(option)!r}")
     return words

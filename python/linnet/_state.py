@@ -9,11 +9,11 @@ A state holds the states of convolutions and recurrences and the caches of keys 
 `linnet info LAYER`, rows first. Rows may have seen different numbers of tokens. Tensors appear with the first call.
 """
 
+import contextlib
 import copy
 
 import torch
 
-from . import _kernels
 from ._library import DECLARATIONS
 from ._ops import FUNCTIONS, on_demand
 
@@ -81,7 +81,7 @@ def _shape(spec, specs, rows, capacity):
 
 def _initial(op, name, tensor):
     """Running maxima of logarithms begin at -inf, all else at 0."""
-    if (op, name) in {("distill_decode", "c"), ("fem_read_decode", "shift")}:
+    if (op, name) in {("distill_decode", "c"), ("distill_hybrid_decode", "c"), ("fem_read_decode", "shift"), ("features_decode", "top")}:
         tensor.fill_(-torch.inf)
     elif (op, name) == ("fem_read_decode", "sums"):
         tensor[..., -1, :] = -torch.inf
@@ -94,8 +94,7 @@ def _call(op, arguments, output, more=()):
     choosable = on_demand(declaration)
     always = [each["name"] for each in declaration["outputs"] if each["name"] not in choosable]
     chosen = [name for name in choosable if name in more or name == output]
-    function = getattr(_kernels, op, FUNCTIONS[op]) if not chosen else FUNCTIONS[op]
-    results = function(**arguments, **{"return_" + name: True for name in chosen})
+    results = FUNCTIONS[op](**arguments, **{"return_" + name: True for name in chosen})
     results = dict(zip(always + chosen, results if isinstance(results, tuple) else (results,)))
     return results[output], [results[name] for name in more]
 
@@ -103,6 +102,24 @@ def _call(op, arguments, output, more=()):
 def _find(tensors, *names):
     known = {each["name"] for each in tensors}
     return next((name for name in names if name in known), None)
+
+
+_trees = None  # of the calls inside `trees`
+
+
+@contextlib.contextmanager
+def trees(parents):
+    """Inside, hierarchical attention sees each sequence of a masked or packed call as the tree that is given for it, not in windows:
+
+        with linnet.nn.trees([parent, ...]):           # for each sequence, parent [nodes] as linnet.hierarchical takes it
+            y = model(ids, mask=mask)
+    """
+    global _trees
+    before, _trees = _trees, list(parents)
+    try:
+        yield
+    finally:
+        _trees = before
 
 
 def has_kernel(op, device):
@@ -197,13 +214,20 @@ class Run:
     def packed(self, op, output, inputs, options, along):
         """Sequences end to end; those of operators that know no offsets run one after the other."""
         if self.offsets is None:
+            if _trees is not None and op == "hierarchical":
+                raise ValueError("linnet.nn: trees are for calls with mask or cu_seqlens")
             return _call(op, {**inputs, **options}, output)[0]
+        given = [{}] * len(self.counts)
+        if _trees is not None and op == "hierarchical":
+            if len(_trees) != len(self.counts):
+                raise ValueError(f"linnet.nn: there are {len(_trees)} trees, expected {len(self.counts)} (the sequences of x)")
+            given = [{"parent": torch.as_tensor(tree)} for tree in _trees]
         declared = DECLARATIONS[op]["inputs"]
         names = [name for name in ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k") if _find(declared, name)]
         if names:
             return _call(op, {**inputs, **options, **dict.fromkeys(names, self.cu_seqlens)}, output)[0]
         rows = [row for row, count in enumerate(self.counts) if count > 0]
-        return torch.cat([_call(op, {**self.cut(inputs, along, row), **options}, output)[0] for row in rows], 1)
+        return torch.cat([_call(op, {**self.cut(inputs, along, row), **options, **given[row]}, output)[0] for row in rows], 1)
 
     def carry(self, op, output, inputs, options, along, memory):
         """The operator over the new tokens of every row, its memory before and after."""
@@ -315,10 +339,17 @@ def _advance(op, output, inputs, options, along, memory, initial, final, positio
     if not few and all(final) and position == 0:
         result, after = _call(op, {**inputs, **options}, output, final)
         return result, dict(zip(memory, after))
+    if traced and position == 0:  # the first tokens have their gradients; what is remembered of them carries none
+        with torch.no_grad():
+            plain = {name: value.detach() for name, value in inputs.items()}
+            _, memory = _advance(op, output, plain, options, along, memory, initial, final, position, tokens)
+        return _call(op, {**inputs, **options}, output)[0], memory
     known = {each["name"]: each for each in DECLARATIONS[decode]["options"]}
     settings = {name: value for name, value in options.items() if name in known}
     if "mode" in known and "mode" not in {each["name"] for each in declaration["options"]}:
         settings["mode"] = op[len(declaration["mechanism"]) + 1 :]
+    if "form" in known and output.startswith("out_"):  # out_sliding, out_terraced: results of their own of the forward
+        settings["form"] = output.removeprefix("out_")
     if "position" in known:
         settings["position"] = position
     memory = {name: tensor.contiguous() for name, tensor in memory.items()}
@@ -360,7 +391,7 @@ def unpack(y, places, rows, tokens):
 def call(function, x, state=None, cu_seqlens=None, mask=None):
     """function(x, run) over the tokens that there are; the state is carried on."""
     rows, tokens = x.shape[:2]
-    if mask is not None and bool(mask.all()):
+    if mask is not None and _trees is None and bool(mask.all()):
         mask = None
     if mask is not None:
         if cu_seqlens is not None:

@@ -8,12 +8,15 @@ kinds: tokens (a class at every labelled position), classes (one for the sequenc
 state), series (real numbers in and out) and regression (the last number of a prompt of vectors).
 """
 
+import contextlib
 import dataclasses
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import linnet.nn
 
 from . import tasks
 
@@ -79,30 +82,111 @@ KINDS = {
     "documents": Kind(answer="classes", targets="label", vocab=256, classes=2, small={"length": 256, "examples": 4000, "mlp": "glu"},
                       full={"length": 1000, "examples": 20000, "layers": 4, "width": 256, "heads": 4, "mlp": "plain", "steps": 20000}),
     "icl": Kind(answer="regression", small={"mlp": "none", "batch": 64, "steps": 500}, full={"mlp": "none", "layers": 1, "batch": 256, "steps": 20000}),
+    "channel_max": Kind(answer="regression", small={"mlp": "none", "layers": 1, "width": 64, "heads": 4, "batch": 64, "steps": 1000, "lr": 3e-3},
+                        full={"mlp": "none", "layers": 1, "width": 128, "heads": 4, "channels": 32, "length": 64, "batch": 256, "steps": 10000}),
     "forecast": Kind(answer="series", small={"mlp": "glu", "batch": 32, "steps": 300, "lr": 1e-3}, full={"mlp": "glu", "batch": 32, "epochs": 10, "lr": 1e-3}),
 }  # fmt: skip
 
 
-# In-context linear regression is drawn here: real numbers, which the papers leave to the framework's generator.
-ICL_OPTIONS = [{"name": "dims", "default": "5"}, {"name": "prompts", "default": "20"}, {"name": "noise", "default": "0"}]
+# Tasks of real numbers are drawn here, which the papers leave to the framework's generator: options and their defaults.
+OWN_OPTIONS = {
+    "icl": {"dims": 5, "prompts": 20, "noise": 0.0, "drift": 1.0, "spectrum": 1.0, "retrieval": 0.0, "alignment": 0.0},
+    "channel_max": {"channels": 16, "length": 32},
+    "listops": {"tree": 0},  # 1: hierarchical attention sees the expression's own tree instead of windows
+    "images": {"patch": 0},  # beside those of the library: squares of so many pixels are the tokens; 0: pixels are
+}
+# Least and greatest; otherwise 1 to 10000, or 0 to 10000 where the default is 0.
+OWN_RANGES = {"drift": (0, 1), "spectrum": (1e-6, 1), "retrieval": (0, 1), "alignment": (0, 100)}
 
 
-def draw_icl(generator, examples, dims, prompts, noise):
-    """Prompts (x_1, y_1) .. (x_n, y_n), (x, 0) with y = w.x + noise: x, w normal, w another one for each prompt. [N, n + 1, d + 1], [N, 1]."""
+def draw_icl(generator, examples, dims, prompts, noise, drift=1.0, spectrum=1.0, retrieval=0.0, alignment=0.0):
+    """Prompts (x_1, y_1) .. (x_n, y_n), (x, 0) with y = w.x + noise: x, w normal, w another one for each prompt. [N, n + 1, d + 1], [N, 1].
+
+    The designs of the theory (linnet analyze icl): w drifts along the prompt, with correlation `drift` from one example to the next; its variances fall
+    by `spectrum` from one direction to the next (their sum stays d); examples are near the query x, with correlation `retrieval`; features
+    point towards w, x = alignment w + normal, and y is divided by the root of alignment^2 d + 1."""
     w = torch.randn(examples, dims, 1, generator=generator)
     x = torch.randn(examples, prompts + 1, dims, generator=generator)
-    y = x @ w + noise * torch.randn(examples, prompts + 1, 1, generator=generator)
+    error = noise * torch.randn(examples, prompts + 1, 1, generator=generator)
+    w = w.transpose(1, 2).repeat(1, prompts + 1, 1)  # [N, n + 1, d], one for each example
+    if drift < 1:
+        fresh = math.sqrt(1 - drift**2) * torch.randn(examples, prompts + 1, dims, generator=generator)
+        for i in range(1, prompts + 1):
+            w[:, i] = drift * w[:, i - 1] + fresh[:, i]
+    if spectrum < 1:
+        falling = spectrum ** torch.arange(dims, dtype=torch.float64)
+        w = w * (falling * dims / falling.sum()).sqrt().float()
+    if retrieval > 0:
+        x[:, :-1] = retrieval * x[:, -1:] + math.sqrt(1 - retrieval**2) * x[:, :-1]
+    if alignment > 0:
+        x = x + alignment * w
+    y = (x * w).sum(-1, keepdim=True) / math.sqrt(alignment**2 * dims + 1) + error
     inputs = torch.cat([x, y], -1)
     inputs[:, -1, -1] = 0
     return inputs, y[:, -1]
 
 
+def draw_channel_max(generator, examples, channels, length):
+    """Tokens of normal numbers; the answer is each channel's largest number. [N, T, channels + 1], [N, channels].
+
+    One more channel puts all tokens on a sphere (nearly: chance leaves it about once in 10^9 draws of 16 channels), so that the norms
+    in front of a layer take nothing away."""
+    values = torch.randn(examples, length, channels, generator=generator)
+    rest = (4 * channels - values.square().sum(-1, keepdim=True)).clamp(min=0).sqrt()
+    return torch.cat([values, rest], -1), values.amax(1)
+
+
+DRAWS = {"icl": draw_icl, "channel_max": draw_channel_max}
+
+
 def declared_options(name):
     """The options that a user may set: not those that the loop itself decides."""
-    if name == "icl":
-        return {option["name"]: option for option in ICL_OPTIONS}
-    own = {"split", "examples", "independent", "cut", "text", "seed"}
-    return {option["name"]: option for option in tasks.DECLARATIONS[name]["options"] if option["name"] not in own}
+    decided = {"split", "examples", "independent", "cut", "text", "seed"}
+    library = tasks.DECLARATIONS.get(name, {"options": []})["options"]
+    return [*(option["name"] for option in library if option["name"] not in decided), *OWN_OPTIONS.get(name, {})]
+
+
+def own_options(name, options):
+    """The values of a task's options that are declared here, taken out of `options`."""
+    values = {}
+    for key, default in OWN_OPTIONS.get(name, {}).items():
+        text = str(options.pop(key, default))
+        least, most = OWN_RANGES.get(key, (0 if default == 0 else 1, 10000))
+        try:
+            values[key] = type(default)(text)
+        except ValueError:
+            raise ValueError(f"{name}: {key} is {text!r}, expected a number") from None
+        if not least <= values[key] <= most:
+            raise ValueError(f"{name}: {key} is {text}, expected {least:g} to {most:g}")
+    return values
+
+
+def expression_tree(ids):
+    """A ListOps expression, with its end, as a tree of its tokens: parent of each node, -1 for the root, the last (linnet.hierarchical)."""
+    parent, families = [-1] * len(ids), [[]]
+    for place, token in enumerate(ids):
+        if 2 <= token <= 5:  # [MIN [MAX [MED [SM
+            families.append([])
+        families[-1].append(place)
+        if token == 6 and len(families) > 1:  # ]: the node of all since the operator
+            for child in families.pop():
+                parent[child] = len(parent)
+            families[-1].append(len(parent))
+            parent.append(-1)
+    if len(families) > 1 or len(families[0]) > 1:
+        for child in (child for family in families for child in family):
+            parent[child] = len(parent)
+        parent.append(-1)
+    return parent
+
+
+def patches(pixels, size):
+    """Square images [N, pixels] -> [N, squares, size^2], row by row, from -0.5 to 0.5."""
+    side = math.isqrt(pixels.shape[1])
+    if side * side != pixels.shape[1] or side % size:
+        raise ValueError(f"images: patch is {size}, expected a divisor of the side of square images; they have {pixels.shape[1]} pixels")
+    cut = pixels.reshape(-1, side // size, size, side // size, size).transpose(2, 3)
+    return cut.reshape(len(pixels), -1, size * size).float() / 255 - 0.5
 
 
 @dataclasses.dataclass
@@ -170,8 +254,15 @@ class Task:
         self.parts = {}
 
     @property
+    def reads_numbers(self):
+        """Tokens are vectors of real numbers, not symbols."""
+        return self.kind.answer in ("series", "regression") or int(self.options.get("patch", 0)) > 0
+
+    @property
     def vocab(self):
-        if self.kind.vocab or self.kind.answer in ("series", "regression"):
+        if self.reads_numbers:
+            return 0
+        if self.kind.vocab:
             return self.kind.vocab
         default = next(option["default"] for option in tasks.DECLARATIONS[self.name]["options"] if option["name"] == "vocab")
         return max(int(text) for text in str(self.options.get("vocab", default)).split(","))
@@ -213,10 +304,12 @@ class Task:
             # Channels are series of their own that share the model: [windows, L, C] -> [windows C, L].
             inputs, targets = (x.transpose(1, 2).flatten(0, 1).float() for x in (made.inputs, made.targets))
             return Part(label, *self._some(split, examples, inputs, targets))
-        if self.name == "icl":
-            return Part(label, *self._icl(split, options, examples))
+        if self.name in DRAWS:
+            chance = torch.Generator().manual_seed(3 * self.seed + ("train", "valid", "test").index(split))
+            return Part(label, *DRAWS[self.name](chance, examples, **own_options(self.name, options)))
         if self.name == "images":
             return self._images(split, options, examples, label)
+        own_options(self.name, options)
         # One running stream for each split. With independent streams example j of validation (seed + 1 + j) would be example
         # j + 1 of training.
         drawn = {"examples": examples, "seed": self.seed} if self.drawn else {}
@@ -228,19 +321,6 @@ class Task:
             inputs, targets = self._some(split, examples, inputs, targets)
         return Part(label, inputs, targets, extra)
 
-    def _icl(self, split, options, examples):
-        values = {}
-        for option in ICL_OPTIONS:
-            text, kind = str(options.get(option["name"], option["default"])), float if option["name"] == "noise" else int
-            try:
-                values[option["name"]] = kind(text)
-            except ValueError:
-                raise ValueError(f"icl: {option['name']} is {text!r}, expected a number") from None
-            if not (0 if kind is float else 1) <= values[option["name"]] <= 10000:
-                raise ValueError(f"icl: {option['name']} is {text}, expected {0 if kind is float else 1} to 10000")
-        chance = torch.Generator().manual_seed(3 * self.seed + ("train", "valid", "test").index(split))
-        return draw_icl(chance, examples, **values)
-
     def _some(self, split, examples, *tensors):
         """Of a file all windows are for training; of the others as many as asked for, evenly taken."""
         count = len(tensors[0])
@@ -251,8 +331,9 @@ class Task:
 
     def _images(self, split, options, examples, label):
         """Without files of their own, the last tenths of the images are for validation and test."""
+        patch = own_options(self.name, options)["patch"]
         made = tasks.make(self.name, **options)
-        pixels, labels = made.pixels, _smallest(made.label)
+        pixels, labels = patches(made.pixels, patch) if patch else made.pixels, _smallest(made.label)
         if split == "train" or not self.eval_options:
             tenth = len(pixels) // 10
             ends = {"train": (0, len(pixels) - (0 if self.eval_options else 2 * tenth)), "valid": (len(pixels) - 2 * tenth, len(pixels) - tenth),
@@ -266,21 +347,24 @@ class Task:
 class Answer(nn.Module):
     """A model with the head and the loss of a task. forward gives sums over the examples: the loss, then the task's measures."""
 
-    def __init__(self, task, body, width, horizon=0, channels=1):
+    def __init__(self, task, body, width):
         super().__init__()
         self.kind, self.is_regbench = task.kind, task.name == "regbench"
+        self.has_trees = task.name == "listops" and str(task.options.get("tree", 0)) != "0"
         self.model = body
+        first = task.split("train")[0]
+        if task.reads_numbers:
+            self.value = nn.Linear(first.inputs.shape[2] if first.inputs.dim() == 3 else 1, width)
+            body.embed_tokens.requires_grad_(False)  # the table of tokens takes no part
         match task.kind.answer:
             case "classes":
                 self.head = nn.Linear(width, task.kind.classes)
             case "series":
-                self.value = nn.Linear(1, width)
-                self.head = nn.Linear(width, horizon)
+                self.head = nn.Linear(width, first.targets.shape[1])
                 nn.init.zeros_(self.head.weight)  # begins as repeating the last value
                 nn.init.zeros_(self.head.bias)
             case "regression":
-                self.value = nn.Linear(channels, width)
-                self.head = nn.Linear(width, 1)
+                self.head = nn.Linear(width, first.targets.shape[1])
             case "compress":  # MAD's decoder: the last hidden state, with a sinusoid for each position
                 steps = [(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(2)]
                 self.decoder = nn.Sequential(*steps[0], *steps[1], nn.LayerNorm(width), nn.Linear(width, task.vocab))
@@ -305,8 +389,10 @@ class Answer(nn.Module):
         return loss, _sums(loss, legal.gather(-1, best[:, None]) > 0, distance)
 
     def _classes(self, inputs, targets, extra):
-        hidden = self.model.hidden(inputs)
-        counts = torch.ones_like(inputs, dtype=hidden.dtype) if self.kind.pad < 0 else (inputs != self.kind.pad).to(hidden.dtype)
+        mask = None if self.kind.pad < 0 else inputs != self.kind.pad
+        with linnet.nn.trees([expression_tree(row[row > 0].tolist()) for row in inputs]) if self.has_trees else contextlib.nullcontext():
+            hidden = self.model.hidden(self.value(inputs) if inputs.is_floating_point() else inputs, mask=mask)
+        counts = hidden.new_ones(hidden.shape[:2]) if mask is None else mask.to(hidden.dtype)
         pooled = (hidden * counts[..., None]).sum(1) / counts.sum(1, keepdim=True)
         logits = self.head(pooled).float()
         loss = F.cross_entropy(logits, targets, reduction="sum")
@@ -318,10 +404,8 @@ class Answer(nn.Module):
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return loss, _sums(loss, logits.argmax(-1) == targets)
 
-    def _from_numbers(self, hidden):
-        for block in self.model.layers:
-            hidden = block(hidden)
-        return self.head(self.model.norm(hidden)[:, -1]).float()
+    def _from_numbers(self, embedded):
+        return self.head(self.model.hidden(embedded)[:, -1]).float()
 
     def _regression(self, inputs, targets, extra):
         error = self._from_numbers(self.value(inputs)) - targets

@@ -19,19 +19,17 @@ from torch import nn
 
 import linnet
 
-from . import _kernels as kernels
-from ._kernels import wide
-from ._records import LAYERS, initialise, numbers, option_value, positions, record, source, source_with_state
-from ._state import Run, State, call
+from ._records import LAYERS, initialise, numbers, option_value, positions, record, source, source_with_state, wide
+from ._state import Run, State, call, trees
 
-__all__ = ["MLP", "Block", "DecayGate", "Layer", "Model", "Norm", "State", "from_fla", *(layer["module"] for layer in LAYERS.values())]
+__all__ = ["MLP", "Block", "DecayGate", "Layer", "Model", "Norm", "State", "from_fla", "trees", *(layer["module"] for layer in LAYERS.values())]
 
 
 def _compiled(name, text, others=None):
     """The function of this text; inspect.getsource and tracebacks find it. `others`: what it finds in place of the usual names."""
     place = f"<linnet.nn.{name} {hash(text):x}>"
     linecache.cache[place] = (len(text), None, text.splitlines(True), place)
-    space = {"F": F, "kernels": kernels, "linnet": linnet, "numbers": numbers, "positions": positions, "torch": torch, "wide": wide}
+    space = {"F": F, "linnet": linnet, "numbers": numbers, "positions": positions, "torch": torch, "wide": wide}
     space.update(others or {})
     exec(compile(text, place, "exec"), space)
     return space["steps" if text.startswith("def steps") else "forward"]
@@ -42,6 +40,9 @@ class Part(nn.Module):
 
     def __getitem__(self, index):
         return self._modules[str(index)]
+
+    def extra_repr(self):
+        return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in (*self._parameters.items(), *self._buffers.items()))
 
 
 class Layer(nn.Module):
@@ -66,7 +67,7 @@ class Layer(nn.Module):
                 if not hasattr(owner, part):
                     owner.add_module(part, Part())
                 owner = getattr(owner, part)
-            tensor = torch.empty(parameter["shape"], device=device, dtype=dtype)
+            tensor = torch.empty(parameter["shape"] or [1], device=device, dtype=dtype)  # one number is [1]: FSDP2 takes no scalars
             if parameter["trained"]:
                 owner.register_parameter(last, nn.Parameter(tensor))
             else:

@@ -4,7 +4,7 @@
     loss = loss_of(model(my_tokens))                   # rank r holds tokens r T / N .. (r + 1) T / N
     loss.backward()                                    # then sum the gradients of the parameters over the processes
 
-A run of tokens acts on the state that it finds as S -> A S + B (linnet.recurrence_segments). Each process computes A and B of its own
+A run of tokens acts on the state that it finds as S -> A S + B (linnet.recurrence_segments; number by number for Mamba and MetaLA). Each process computes A and B of its own
 tokens, one all-gather brings everybody's, and each folds those before it into the state that it starts from. Backward, the gradient
 of the state goes the other way: dS -> A^T dS + D. What is exchanged does not grow with T. Short convolutions get the last inputs of
 the process before; rotary positions are shifted.
@@ -17,11 +17,13 @@ import torch.distributed as dist
 
 import linnet
 
-from . import _kernels as kernels
 from . import nn
+from ._ops import FUNCTIONS
 from ._records import positions
 
 RECURRENCES = ("decay", "gla", "delta", "gated_delta", "recurrence")
+# Recurrences whose state decays number by number: the input that is written into it, and the state's name.
+SCANS = {"mamba_ssd": ("x", "initial_state"), "mamba_selective_scan": ("x", "initial_state"), "metala_mixer": ("v", "state")}
 TOKENWISE = ("dense", "add", "rms_norm", "rms_norm_gated", "layer_norm", "l2_norm", "activation", "glu", "rotary")
 
 
@@ -32,32 +34,49 @@ def _gather(tensor, group):
     return everybody
 
 
+def _matrices(given, options):
+    """A [.., K, K] and B [.., K, V] of S -> A S + B, for the recurrences with keys."""
+    q, k, v = (given[each].float() for each in "qkv")
+    heads = max(each.shape[2] for each in (q, k, v))
+    g, beta = given.get("g"), given.get("beta")
+    if "g_head" in given:
+        g = given["g_head"].expand(*k.shape[:2], heads)
+    if options.get("l2_norm"):
+        k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + 1e-6)
+    if options.get("double_beta"):
+        beta = 2 * beta
+    moved = {"g": g, "beta": beta}
+    moved = {key: value.float().contiguous() for key, value in moved.items() if value is not None}
+    _, B, A = linnet.recurrence_segments(q, k, v, segment=max(k.shape[1], 1), return_final_state=True, return_A=True, **moved)
+    return A, B
+
+
+def _factors(name, given, options):
+    """A and B of S -> A * S + B: what stays of ones where nothing is written, and what is written where nothing was."""
+    written, state = SCANS[name]
+    scan = getattr(linnet, name)
+    B = scan(**given, **options, return_final_state=True)[1]
+    silent = {**given, written: torch.zeros_like(given[written]), state: torch.ones_like(B)}
+    return scan(**silent, **options, return_final_state=True)[1], B
+
+
 class _Recurrence(torch.autograd.Function):
     """A recurrence over tokens of which this process holds its part."""
 
     @staticmethod
     def forward(ctx, name, options, group, names, *tensors):
         given = dict(zip(names, tensors))
-        q, k, v = (given[each].float() for each in "qkv")
-        heads = max(each.shape[2] for each in (q, k, v))
-        g, beta = given.get("g"), given.get("beta")
-        if "g_head" in given:
-            g = given["g_head"].expand(*k.shape[:2], heads)
-        if options.get("l2_norm"):
-            k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + 1e-6)
-        if options.get("double_beta"):
-            beta = 2 * beta
-        moved = {"g": g, "beta": beta}
-        moved = {key: value.float().contiguous() for key, value in moved.items() if value is not None}
-        _, B, A = linnet.recurrence_segments(q, k, v, segment=max(k.shape[1], 1), return_final_state=True, return_A=True, **moved)
+        A, B = _factors(name, given, options) if name in SCANS else _matrices(given, options)
+        ctx.times = torch.mul if name in SCANS else torch.matmul
         pairs = [pair.split((A.shape[-1], B.shape[-1]), -1) for pair in _gather(torch.cat([A, B], -1), group)]
         rank, state = dist.get_rank(group), torch.zeros_like(B)
         for A, B in pairs[:rank]:
-            state = A @ state + B
+            state = ctx.times(A, state) + B
         ctx.name, ctx.options, ctx.group, ctx.names = name, options, group, names
         ctx.later = [A for A, _ in pairs[rank + 1 :]]
+        ctx.initial = SCANS[name][1] if name in SCANS else "initial_state"
         ctx.save_for_backward(state, *tensors)
-        return getattr(linnet, name)(**given, **options, initial_state=state)
+        return getattr(linnet, name)(**given, **options, **{ctx.initial: state})
 
     @staticmethod
     def backward(ctx, dout):
@@ -65,11 +84,12 @@ class _Recurrence(torch.autograd.Function):
         with torch.enable_grad():
             state = state.detach().requires_grad_()
             inputs = [tensor.detach().requires_grad_() for tensor in tensors]
-            out, final = getattr(linnet, ctx.name)(**dict(zip(ctx.names, inputs)), **ctx.options, initial_state=state, return_final_state=True)
+            given = {**dict(zip(ctx.names, inputs)), **ctx.options, ctx.initial: state}
+            out, final = getattr(linnet, ctx.name)(**given, return_final_state=True)
         (own,) = torch.autograd.grad(out, state, dout, retain_graph=True)  # D: what this part alone asks of the state before it
         rank, dfinal = dist.get_rank(ctx.group), torch.zeros_like(final)
         for A, D in reversed(list(zip(ctx.later, _gather(own, ctx.group)[rank + 1 :]))):
-            dfinal = A.transpose(-1, -2) @ dfinal + D
+            dfinal = ctx.times(A if ctx.name in SCANS else A.transpose(-1, -2), dfinal) + D
         return None, None, None, None, *torch.autograd.grad([out, final], inputs, [dout, dfinal])
 
 
@@ -113,11 +133,12 @@ def _functions(group):
         return dist.get_rank(group) * x.shape[1]
 
     def rotary(x, **rest):
-        return kernels.rotary(x=x, **{**rest, "offset": rest.get("offset", 0) + first(x)})
+        return linnet.rotary(x=x, **{**rest, "offset": rest.get("offset", 0) + first(x)})
 
     return {
-        "linnet": types.SimpleNamespace(causal_conv=causal_conv, **{name: recurrence(name) for name in RECURRENCES}),
-        "kernels": types.SimpleNamespace(**{**vars(kernels), "rotary": rotary}),
+        "linnet": types.SimpleNamespace(
+            **{**FUNCTIONS, "causal_conv": causal_conv, "rotary": rotary, **{name: recurrence(name) for name in (*RECURRENCES, *SCANS)}}
+        ),
         "positions": lambda x: positions(x) + first(x),
     }
 
@@ -130,10 +151,10 @@ def split_sequence(model, group=None):
     for layer in layers:
         for step in layer._record()["steps"]:
             op = step.get("op", "")
-            if (op and op not in (*RECURRENCES, "causal_conv", *TOKENWISE)) or step.get("view") in ("last", "drop_token"):
+            if (op and op not in (*RECURRENCES, *SCANS, "causal_conv", *TOKENWISE)) or step.get("view") in ("last", "drop_token"):
                 raise ValueError(
                     f"linnet.parallel: {layer.layer} has the step {op or step['view']}, which cannot be split over processes; "
-                    f"those that can are {', '.join(RECURRENCES)}, convolutions and what treats each token alone"
+                    f"those that can are {', '.join((*RECURRENCES, *SCANS))}, convolutions and what treats each token alone"
                 )
     functions = _functions(group)
     for layer in layers:

@@ -12,6 +12,7 @@ Errors are ValueError with the library's sentence.
 """
 
 import ctypes
+import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -46,7 +47,23 @@ _tokenizer_free = _declare("linnet_tokenizer_free", None, _void_p)
 _tokenizer_size = _declare("linnet_tokenizer_size", _i64, _void_p)
 _tokenizer_encode = _declare("linnet_tokenizer_encode", _i64, _void_p, _text, _i64, _int, _i32_p, _i64)
 _tokenizer_decode = _declare("linnet_tokenizer_decode", _i64, _void_p, _i32_p, _i64, _int, _text, _i64)
-_model_open = _declare("linnet_model_open", _void_p, _text, _text, _int, _text, _size)
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [("weights", ctypes.c_char_p), ("attention", ctypes.c_char_p), ("threads", ctypes.c_int)]
+
+
+class _TextScore(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("tokens", "scored", "bytes", "windows")] + [
+        (name, ctypes.c_double) for name in ("loss", "perplexity", "bits_per_byte")
+    ]
+
+
+_model_load = _declare("linnet_model_load", _void_p, _text, ctypes.POINTER(_Options), _text, _size)
+_model_json = _declare("linnet_model_json", _i64, _void_p, _text, _i64)
+_model_score = _declare("linnet_model_score", _int, _void_p, _text, _i64, _i64, _i64, _i64, ctypes.POINTER(_TextScore), _text, _size)
+_i64_p = ctypes.POINTER(ctypes.c_int64)
+_model_recall = _declare("linnet_model_recall", _int, _void_p, _i64, _i64, ctypes.c_uint64, _i64_p, _i64_p, _text, _size)
 _model_free = _declare("linnet_model_free", None, _void_p)
 _model_vocabulary = _declare("linnet_model_vocabulary", _i64, _void_p)
 _model_context = _declare("linnet_model_context", _i64, _void_p)
@@ -229,15 +246,15 @@ class Chat:
     def __init__(self, model, system, sampler):
         self.model, self.session, self._system, self._sampler = model, model.start(), system, sampler
 
-    def ask(self, text: str, tokens: int = 256):
-        """Yields the answer piece by piece."""
+    def ask(self, text: str, tokens: int = 256, stop: Sequence[str] = ()):
+        """Yields the answer piece by piece; it ends before any text of `stop`."""
         first = self.session.position == 0
         system = None if self._system is None else self._system.encode()
         room = 8 * len(text.encode()) + 4096
         ids, message = (ctypes.c_int32 * room)(), _Message()
         count = _model_chat(self.model._handle, system, text.encode(), first, ids, room, *message.arguments())
         message.check(count >= 0)
-        yield from self.model._continue(self.session, ids[:count], self._sampler, tokens)
+        yield from self.model._continue(self.session, ids[:count], self._sampler, tokens, stop)
 
 
 class Model:
@@ -290,7 +307,10 @@ class Model:
         message.check(_model_classify(self._handle, data, len(data), out, *message.arguments()) == 0)
         return out
 
-    def _continue(self, session, ids, sampler, tokens):
+    def _continue(self, session, ids, sampler, tokens, stop=()):
+        stop = [stop] if isinstance(stop, str) else list(stop)
+        if "" in stop:
+            raise ValueError("stop holds an empty text")
         logits = session.prefill(ids)
         for token in ids:
             sampler.accept(token)
@@ -304,27 +324,54 @@ class Model:
             sampler.accept(token)
             made.append(token)
             text = self.tokenizer.decode(made)
+            found = [at for at in (text.find(each) for each in stop) if at >= 0]
+            if found:
+                yield text[shown : min(found)]
+                return
+            # What may be the beginning of a stop waits.
+            waits = max((n for each in stop for n in range(1, len(each)) if text.endswith(each[:n])), default=0)
             if not text.endswith("\ufffd"):
-                yield text[shown:]
-                shown = len(text)
+                yield text[shown : len(text) - waits]
+                shown = max(shown, len(text) - waits)
             if session.position >= self.context:
                 break
             logits = session.decode(token)
         yield self.tokenizer.decode(made)[shown:]
 
-    def generate(self, prompt: str, tokens: int = 256, **sampling) -> str:
-        """The text behind a prompt; sampling as in Sampler."""
+    def generate(self, prompt: str, tokens: int = 256, stop: Sequence[str] = (), **sampling) -> str:
+        """The text behind a prompt, at most up to a text of `stop`; sampling as in Sampler."""
         ids = self.tokenizer.encode(prompt, parse_special=False)
-        return "".join(self._continue(self.start(), ids, Sampler(**sampling), tokens))
+        return "".join(self._continue(self.start(), ids, Sampler(**sampling), tokens, stop))
+
+    def info(self) -> dict:
+        """What `linnet info MODEL --json` prints: family, parameters, memory, state, blocks."""
+        size = _model_json(self._handle, None, 0)
+        text = ctypes.create_string_buffer(size)
+        _model_json(self._handle, text, size)
+        return json.loads(text.raw)
+
+    def evaluate(self, text: str, length: int = 0, stride: int = 0, tokens: int = 0) -> dict:
+        """Perplexity and bits per byte of a text, as `linnet eval MODEL --text`."""
+        data, score, message = text.encode(), _TextScore(), _Message()
+        message.check(_model_score(self._handle, data, len(data), length, stride, tokens, score, *message.arguments()) == 0)
+        return {name: getattr(score, name) for name, _ in _TextScore._fields_}
+
+    def recall(self, length: int, trials: int = 10, seed: int = 0) -> dict:
+        """How many of `trials` pass keys and associations are found again in prompts of `length` tokens, as `linnet eval --recall`."""
+        passkeys, associations, message = ctypes.c_int64(), ctypes.c_int64(), _Message()
+        message.check(_model_recall(self._handle, length, trials, seed, passkeys, associations, *message.arguments()) == 0)
+        return {"passkey": passkeys.value, "associative": associations.value}
 
     def chat(self, system: str | None = None, **sampling) -> Chat:
         return Chat(self, system, Sampler(**sampling))
 
 
-def load(path, weights: str | None = None, threads: int = 0) -> Model:
-    """The model in a folder (config.json and safetensors) or a GGUF file. weights: f32, bf16, q8, q4, or as in the file."""
+def load(path, weights: str | None = None, threads: int = 0, attention: str | None = None) -> Model:
+    """The model in a folder (config.json and safetensors) or a GGUF file. weights: f32, bf16, q8, q4, or as in the file.
+    attention: f32 or bf16, what softmax attention computes in and its cache holds (f32 with f32 matrices)."""
     message = _Message()
-    handle = _model_open(os.fsencode(path), weights.encode() if weights else None, threads, *message.arguments())
+    options = _Options(weights.encode() if weights else None, attention.encode() if attention else None, threads)
+    handle = _model_load(os.fsencode(path), options, *message.arguments())
     message.check(handle)
     return Model(handle)
 

@@ -114,10 +114,8 @@ class Run:
         model = linnet.nn.Model(self.config)
         self.length = max(part.inputs.shape[1] for part in self.train)
         self.state_bytes = state_bytes(model, self.length)
-        horizon = self.train[0].targets.shape[1] if self.task.kind.answer == "series" else 0
-        channels = self.train[0].inputs.shape[-1]
-        self.net = self.plain = Answer(self.task, model, s.width, horizon, channels).to(self.device)
-        self.parameters = sum(parameter.numel() for parameter in self.net.parameters())
+        self.net = self.plain = Answer(self.task, model, s.width).to(self.device)
+        self.parameters = sum(parameter.numel() for parameter in self.net.parameters() if parameter.requires_grad)
         if self.world > 1:
             self.distribute()
         elif s.compile:
@@ -234,6 +232,8 @@ class Run:
                 sums = sums + self.forward(self.plain, self.tokens(batch) if self.splits_sequence else batch)[1]
             if self.splits_sequence:
                 dist.all_reduce(sums)
+            if self.world > 1:  # the best score and the end are decided by one process's numbers: another's may round otherwise
+                dist.broadcast(sums, 0)
             parts.append(self.named(sums, count))
         self.plain.train()
         mean = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
@@ -360,6 +360,7 @@ def main(arguments=None):
         print(settings_help(Settings()))
         return 0
     quiet = args.json or int(os.environ.get("RANK", 0)) > 0
+    run = None
     try:
         settings = read_settings(Settings(), args)
         folder = args.out or f"runs/{settings.task}-{settings.layer.replace(',', '+')}"
@@ -377,6 +378,10 @@ def main(arguments=None):
         return stop(128 + signal.SIGINT, "stopped; the same command goes on from the last checkpoint")
     finally:
         if dist.is_initialized():
+            # DDP's reducer goes before the group. As the group's last owner it would join gloo's threads while it holds the GIL, which they may be
+            # waiting for to release the tensor of the last barrier.
+            if run is not None:
+                run.net = None
             dist.destroy_process_group()
     if run.rank > 0:
         return 0
