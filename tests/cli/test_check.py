@@ -157,6 +157,7 @@ def test_random_cases_obey_the_choice_of_an_implementation():
     (["softmax", "--threads", "0"], 2, "check: --threads is '0', expected a whole number from 1 to 256"),
     (["softmax", "--threads", "two"], 2, "check: --threads is 'two'"),
     (["softmax", "--random", "-1"], 2, "check: --random is '-1'"),
+    (["softmax", "--random", "0"], 2, "check: --random is '0', expected a whole number from 1 to"),
     (["softmax", "--random"], 2, "check: --random needs a value, N"),
     (["softmax", "--seed", "1.5"], 2, "check: --seed is '1.5'"),
     (["linear", "--impl", "cuda"], 2, "check: no operator has an implementation 'cuda' on the CPU"),

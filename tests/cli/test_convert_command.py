@@ -72,8 +72,8 @@ def test_what_is_refused(model, tmp_path, monkeypatch, words, code, sentence):
     assert not (tmp_path / "x").exists()
 
 
-def test_heads_of_a_model_need_a_text(model):
-    assert "which text?" in linnet("analyze", model, code=2).stderr
+def test_heads_of_a_model_without_a_tokenizer(model):
+    assert "measured on random tokens: the model has no tokenizer" in linnet("analyze", model).stdout
 
 
 def test_no_model():

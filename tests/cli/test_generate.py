@@ -1,5 +1,6 @@
 """generate, eval, embed and info MODEL: what they print, and their sentences for bad input."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -12,6 +13,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINNET = pathlib.Path(os.environ.get("LINNET_BUILD", ROOT / "build")).resolve() / "linnet"
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 from model_files import MINILM, SMOLLM2, WIKITEXT, need, save_tokenizer  # noqa: E402
+
+
+# Runs its words and prints the peak of their memory, in KiB.
+PEAK = """import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)"""
 
 
 def linnet(*words, text=None, code=0):
@@ -80,6 +87,34 @@ def test_info_of_a_model(small):
     described = json.loads(linnet("info", small, "--json").stdout)
     assert described["family"] == "llama" and len(described["blocks"]) == 2
     assert described["state_bytes_per_token"] == 2 * 2 * 2 * 16 * 4  # layers, k and v, heads, channels, f32
+    narrow = json.loads(linnet("info", small, "--json", "--weights", "q8").stdout)
+    assert narrow["attention"] == "bf16" and narrow["state_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
+
+
+def test_python_gives_what_the_command_gives(small, tmp_path):
+    from linnet import runtime
+
+    model = runtime.load(small)
+    assert model.info() == json.loads(linnet("info", small, "--json").stdout)
+    narrow = runtime.load(small, weights="f32", attention="bf16")
+    assert narrow.info()["attention"] == "bf16"
+    assert narrow.info()["state_bytes_per_token"] * 2 == model.info()["state_bytes_per_token"]
+    with pytest.raises(ValueError, match="attention is 'q8', expected f32 or bf16"):
+        runtime.load(small, attention="q8")
+
+    text = "the linnet is a small finch of the open country " * 20
+    (tmp_path / "text").write_text(text)
+    told = json.loads(linnet("eval", small, "--text", tmp_path / "text", "--length", 64, "--stride", 32, "--json").stdout)["text"]
+    score = model.evaluate(text, length=64, stride=32)
+    assert {key: score[key] for key in ("tokens", "scored", "windows", "perplexity")} == {key: told[key] for key in ("tokens", "scored", "windows", "perplexity")}
+    told = json.loads(linnet("eval", small, "--recall", "--length", 256, "--trials", 2, "--json").stdout)["recall"]
+    assert model.recall(256, trials=2) == {each["task"]: each["right"] for each in told}
+
+    whole = model.generate("the", tokens=60)
+    assert whole == json.loads(linnet("generate", small, "--prompt", "the", "--tokens", 60, "--json").stdout)["text"]
+    for stop in (whole[10:13], whole[20:21], "nothing of this"):
+        words = ["generate", small, "--prompt", "the", "--tokens", 60, "--json", "--stop", stop]
+        assert model.generate("the", tokens=60, stop=[stop]) == json.loads(linnet(*words).stdout)["text"]
 
 
 @pytest.mark.parametrize(
@@ -88,9 +123,11 @@ def test_info_of_a_model(small):
         (["generate"], "generate: which model?"),
         (["generate", "nowhere/model", "--prompt", "x"], "nowhere/model: there is no such file or folder"),
         (["generate", "SMALL"], "the prompt is empty"),
+        (["generate", "SMALL", "a text"], "generate: what is 'a text'? expected one MODEL"),
         (["generate", "SMALL", "--prompt", "the " * 700], "more than the model's context of 600"),
         (["generate", "SMALL", "--prompt", "x", "--temperature", "-1"], "temperature"),
         (["generate", "SMALL", "--prompt", "x", "--weights", "q3"], "weights is 'q3', expected f32, bf16, q8 or q4"),
+        (["generate", "SMALL", "--prompt", "x", "--attention", "q8"], "attention is 'q8', expected f32 or bf16"),
         (["generate", "SMALL", "--chat", "--prompt", "x"], "the model has no chat template"),
         (["eval", "SMALL"], "eval: which text?"),
         (["eval", "SMALL", "--text", "nowhere"], "nowhere"),
@@ -136,6 +173,18 @@ def test_smollm2_perplexity():
     assert abs(json.loads(linnet(*words).stdout)["text"]["perplexity"] / 17.84 - 1) < 1e-3
 
 
+def test_memory_is_weights_and_states_and_100_mb():
+    """The peak of a run with a long prompt, and of loading, in every kind of weights."""
+    prompt = need(WIKITEXT).read_text()[:16000]
+    for words in ([], ["--weights", "bf16"], ["--weights", "q8"]):
+        held = json.loads(linnet("info", need(SMOLLM2), "--json", *words).stdout)["weight_bytes"]
+        run = subprocess.run([sys.executable, "-c", PEAK, LINNET, "generate", SMOLLM2, "--tokens", "4", "--json", *words],
+                             input=prompt, capture_output=True, text=True, timeout=300, check=True)  # fmt: skip
+        result = json.loads(run.stdout)
+        assert result["prompt_tokens"] > 3000
+        assert int(run.stderr.splitlines()[-1]) * 1024 < held + result["state_bytes"] + 100 * 2**20
+
+
 def test_minilm_finds_what_is_alike():
     run = linnet("embed", need(MINILM), "a small bird", "a little finch", "the stock market fell", "--similarity")
     rows = [[float(x) for x in line.split()] for line in run.stdout.splitlines()]
@@ -150,6 +199,22 @@ def test_bench_of_a_model(small):
         assert case["tokens_per_second"] > 0 and case["state_bytes"] > 0
         assert [peer["name"].split()[0] for peer in case["peers"]] == ["transformers"]
         assert case["peers"][0]["ratio"] == pytest.approx(case["peers"][0]["median"] / case["median"])
+
+
+def test_bench_of_a_model_has_rows_of_linear_layers(small):
+    rows = linnet("bench", small, "--quick", "--markdown").stdout.splitlines()
+    works = [row.split(" | ")[0].strip("| ") for row in rows if row.startswith("| ")]
+    linear = [f"linear layers: decode after {tokens}" for tokens in (400, 100000)]
+    assert works == ["work", "prefill of 512", "decode after 400", *linear]  # 5,500 are more than the context
+    assert "the same after 400" in rows[[row.startswith("| " + linear[1]) for row in rows].index(True)]
+
+
+def test_bench_of_a_model_names_missing_peers():
+    words = ["bench", need(SMOLLM2), "--quick", "--json", "--case", "prefill 16", "--peers", "--python", sys.executable]
+    result = json.loads(linnet(*words).stdout)
+    for package in "llama_cpp", "xllamacpp":
+        told = any(note.startswith(package + " is missing: ") and "pip install" in note for note in result["notes"])
+        assert told == (importlib.util.find_spec(package) is None)
 
 
 @pytest.mark.parametrize("words, sentence", [

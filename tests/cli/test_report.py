@@ -5,10 +5,10 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 
 import pytest
+from browser import WIDTHS, check_page, needs_browser
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINNET = pathlib.Path(os.environ.get("LINNET_BUILD", ROOT / "build")).resolve() / "linnet"
@@ -118,14 +118,79 @@ def test_which_runs():
     assert "which runs?" in linnet("report", code=2).stderr
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-@pytest.mark.parametrize("width", [400, 1400])
-def test_the_page_fits_the_window(width, runs, tmp_path):
+@needs_browser
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_page_in_a_browser(count, width, runs, tmp_path):
+    page = tmp_path / "page.html"
+    linnet("report", *runs[:count], "--html", str(page))
+    check_page(page, width, tmp_path)
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [("<p style='width:700px'>wide</p>", "pixels wider than a window of 400"), ("<script>absent()</script>", "absent is not defined")],
+    ids=["too wide", "an error"],
+)
+def test_the_browser_check_can_fail(change, says, runs, tmp_path):
     page = tmp_path / "page.html"
     linnet("report", *runs, "--html", str(page))
-    measure = "<script>document.title = 'wide ' + (document.documentElement.scrollWidth - window.innerWidth)</script></body>"
-    page.write_text(page.read_text().replace("</body>", measure))
-    browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", f"--user-data-dir={tmp_path}/profile"]
-    done = subprocess.run([*browser, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
-    over = re.search(r"<title>wide (-?\d+)</title>", done.stdout)
-    assert over and int(over.group(1)) <= 0, done.stderr[-500:]
+    page.write_text(page.read_text().replace("<main>", "<main>" + change))
+    with pytest.raises(AssertionError, match=says):
+        check_page(page, 400, tmp_path)
+
+
+BENCH = {"machine": {"cpu": "a CPU", "cores": 2}, "threads": 2, "date": "2026-11-18", "commit": "abc", "cases": [
+    {"operator": "gla", "case": "gla B=1 T=64", "implementation": "avx512", "seconds": {"median": 1e-3}, "flops_per_second": 2e9,
+     "share_of_ceiling": 0.4, "error": 1e-7}]}  # fmt: skip
+COMPARE = {"input": {"source": "random"}, "summary": ["gla is fastest."], "variants": [
+    {"name": "softmax", "operator": "softmax", "error": 0, "cosine": 1, "seconds": {"median": 2e-3}, "state_bytes": None},
+    {"name": "gla", "operator": "gla", "error": 0.3, "cosine": 0.9, "seconds": {"median": 1e-3}, "state_bytes": 4096}]}  # fmt: skip
+
+
+@pytest.fixture()
+def results(tmp_path):
+    """JSON of the other commands; of bench and compare with made-up numbers."""
+    texts = {"dsf": linnet("analyze", "dsf", "linear", "lru", "--json").stdout, "icl": linnet("analyze", "icl", "--json").stdout,
+             "bench": json.dumps(BENCH), "compare": json.dumps(COMPARE)}  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    return [str(tmp_path / f"{name}.json") for name in texts]
+
+
+def test_one_page_from_everything(runs, results, tmp_path):
+    page = tmp_path / "page.html"
+    parts = json.loads(linnet("report", *runs[:2], *results, "--html", str(page), "--json").stdout)["parts"]
+    assert [part["kind"] for part in parts] == ["train", "dsf", "icl", "bench", "compare"]
+    text = page.read_text()
+    assert text.count('href="#part') == 5 and all(f'id="part{i}"' in text for i in range(5)) and text.count("<h1>") == 1
+    linnet("report", results[0], "--html", str(tmp_path / "alone.html"))
+    linnet("analyze", "dsf", "linear", "lru", "--html", str(tmp_path / "direct.html"))
+    assert (tmp_path / "alone.html").read_text().count("<svg") == (tmp_path / "direct.html").read_text().count("<svg")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_joined_page_in_a_browser(width, runs, results, tmp_path):
+    page = tmp_path / "page.html"
+    linnet("report", *runs[:2], *results, "--html", str(page))
+    check_page(page, width, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{}", "is no result of linnet analyze, compare, bench or convert"),
+        ("[1", "it.json"),
+        ('{"kind": "dsf"}', "it has no mixers"),
+        ('{"kind": "dsf", "mixers": [{"mixer": "abc"}]}', "its mixer is 'abc'"),
+        ('{"kind": "icl"}', "it has no losses"),
+        ('{"machine": {}, "cases": []}', "it has no cases"),
+        ('{"input": {}, "variants": []}', "it has no variants"),
+    ],
+)
+def test_what_is_no_result(text, says, tmp_path):
+    path = tmp_path / "it.json"
+    path.write_text(text)
+    assert says in linnet("report", str(path), code=2).stderr

@@ -194,6 +194,10 @@ CASES = [
     ("distill_decode", (), {}),
     ("distill_dof", (), {}),
     ("distill_window", (), {"window": 3}),
+    ("distill_window_decode", (), {"window": 3, "form": "terraced"}),
+    ("distill_hybrid", (), {"window": 3, "sinks": 2}),
+    ("distill_hybrid_decode", (), {"window": 3, "sinks": 2}),
+    ("dense_heads", ("bias",), {}),
     ("mamba_ssd", (), {}),
     ("mamba_ssd", ("D", "z", "dt_bias", "initial_state"), {"dt_min": 0.01}),
     ("mamba_ssd_decode", ("z",), {}),
@@ -208,6 +212,7 @@ CASES = [
     ("h3_decode", (), {}),
     ("causal_conv", ("bias", "initial_state"), {"activation": "silu"}),
     ("causal_conv_decode", (), {}),
+    ("grid_conv", ("bias",), {"height": 2, "width": 3}),
     ("l2_norm", (), {}),
     ("rms_norm_gated", ("z", "weight"), {}),
 ]

@@ -37,7 +37,7 @@ OPTIONS = {
     "hierarchical": {"arity": 4},
 }
 TRAINED = ("hybrid", "hybrid-exact", "distill", "hedgehog", "t2r", "gdn", "gla")
-IN_THE_RUNTIME = ("window", "distill", "gdn", "gla")  # of causal models; hybrids wait for a decode of distill_window
+IN_THE_RUNTIME = ("window", "distill", "hybrid", "hybrid-exact", "hedgehog", "t2r", "gdn", "gla")  # of causal models
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +199,41 @@ def test_generates_with_and_without_a_cache(folder, ids, tmp_path):
     assert texts["hybrid", False].shape == (1, 40)
 
 
+WINDOWS = {"one": [{"window": 5, "sinks": 2}] * 2, "by head": [{"windows": [3, 7], "sinks": 2}, {"windows": [6, 4], "sinks": 0}],
+           "all keys": [{"windows": [0, 4], "sinks": 1}, {"window": 1, "sinks": 0}]}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_caches_of_windows_are_bounded(name, folder, ids, tmp_path):
+    """The same tokens as without a cache: greedy, beams and several texts; what is kept does not grow beyond the windows."""
+    plan = [{"index": i, "mechanism": "window", **options} for i, options in enumerate(WINDOWS[name])]
+    linnet.convert(load(folder), ids, plan=plan, out=tmp_path / "windows", source=folder, **{**QUICK, "tokens": 0})
+    model = linnet.load_converted(tmp_path / "windows")
+    assert model.config.use_cache
+    batch = torch.stack([ids[:20], ids[20:40]])
+    for options in ({}, {"num_beams": 3}):
+        texts = [model.generate(batch, max_new_tokens=30, do_sample=False, use_cache=cache, eos_token_id=None, pad_token_id=0, **options)
+                 for cache in (True, False)]  # fmt: skip
+        assert torch.equal(*texts), options
+    with torch.no_grad():
+        whole, cache = model(input_ids=ids[None, :50], use_cache=False).logits, None
+        for part in (ids[:17], *ids[17:30].split(1), ids[30:50]):
+            out = model(input_ids=part[None], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+    assert (out.logits - whole[:, 30:]).abs().max() < 1e-4 * whole.abs().max()
+    assert cache.get_seq_length() == 50
+    for layer, options in zip(cache.layers, WINDOWS[name], strict=False):
+        windows = options.get("windows") or [options["window"]]
+        assert [keys.shape[-2] for keys, _ in layer.parts] == [min(50, w + options["sinks"] - 1) if w else 50 for w in windows]
+    left = torch.nn.functional.pad(batch, (3, 0))
+    mask = (torch.arange(23) >= 3).long().expand(2, -1)
+    with pytest.raises(NotImplementedError, match="know no padding"):
+        model.generate(left, attention_mask=mask, max_new_tokens=3, do_sample=False, use_cache=True, pad_token_id=0)
+    padded = model.generate(left, attention_mask=mask, max_new_tokens=5, do_sample=False, use_cache=False, eos_token_id=None, pad_token_id=0)
+    plain = model.generate(batch, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(padded[:, 3:], plain)
+
+
 def test_end_to_end_lowers_the_kl(folder, ids):
     for finetune in ("kl", "lora"):
         model = linnet.convert(load(folder), ids, plan=[{"index": 1, "mechanism": "window", "window": 2, "sinks": 0}],
@@ -238,7 +273,7 @@ def command(*words, processes=1):
 
 def run(*words, processes=1):
     line, environment = command(*words, processes=processes)
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -380,3 +415,17 @@ def test_checkpoints_that_do_not_fit(folder, ids, tmp_path):
         linnet.load_converted(out)
     with pytest.raises(ValueError, match="is no converted model"):
         linnet.load_converted(folder)
+
+
+def test_hybrid_exact_beside_its_vector():
+    """out_hybrid of distill-balance from the balanced rows of the same file, in f64."""
+    path = ROOT / "tests" / "vectors" / "distill-balance.safetensors"
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        window = int(file.metadata()["window"])
+    y = load_file(path)
+    eta = y["q"].shape[-1] ** -0.5
+    query_logw = ((y["q"] - y["q_mean"]) * y["k_mean"]).sum(-1) * eta
+    out = linnet.distill_hybrid(y["q"], y["k"], y["v"], y["q_balanced"], y["k_balanced"], query_logw, y["key_logw"], y["z"], y["alpha"], window=window)
+    assert (out - y["out_hybrid"]).abs().max() < 1e-10 * y["out_hybrid"].abs().max()

@@ -334,15 +334,17 @@ def test_failed_call_leaves_the_state_alone():
 
 
 def test_cuda_tensors_are_answered_with_a_sentence():
-    sentence = "^hierarchical: q is on (cuda:0|a CUDA device); hierarchical has no CUDA kernels"
+    sentence = "^grid_conv: x is on (cuda:0|a CUDA device); grid_conv has no CUDA kernels"
+
+    def call():
+        x, weight = torch.empty(1, 6, 8, device="cuda"), torch.empty(8, 3, 3, device="cuda")
+        with pytest.raises(RuntimeError, match=sentence):
+            linnet.grid_conv(x, weight, height=2, width=3)
+
     with torch._subclasses.fake_tensor.FakeTensorMode():
-        q = torch.empty(1, 4, 2, 8, device="cuda")
-        with pytest.raises(RuntimeError, match=sentence):
-            linnet.hierarchical(q, q, q)
+        call()
     if torch.cuda.is_available():
-        q = torch.randn(1, 4, 2, 8, device="cuda")
-        with pytest.raises(RuntimeError, match=sentence):
-            linnet.hierarchical(q, q, q)
+        call()
 
 
 def test_meta_tensors_give_shapes():

@@ -20,6 +20,12 @@ CAUSAL = {
     "llama3-rope": (transformers.LlamaConfig, dict(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
                     num_attention_heads=2, max_position_embeddings=512, rope_parameters={"rope_type": "llama3", "rope_theta": 1000.0,
                     "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64})),
+    "yarn-rope": (transformers.LlamaConfig, dict(SMALL, rope_parameters={"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
+                  "original_max_position_embeddings": 64})),
+    "yarn-partial": (transformers.GlmConfig, dict(SMALL, head_dim=32, pad_token_id=0, rope_parameters={"rope_type": "yarn", "rope_theta": 100.0,
+                     "partial_rotary_factor": 0.5, "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 16.0, "beta_slow": 2.0,
+                     "attention_factor": 1.3})),
+    "dynamic-rope": (transformers.LlamaConfig, dict(SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0})),
     "qwen2": (transformers.Qwen2Config, dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
               num_attention_heads=4, num_key_value_heads=1)),
     "qwen2-window": (transformers.Qwen2Config, dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
@@ -44,6 +50,35 @@ CAUSAL = {
     "stablelm": (transformers.StableLmConfig, dict(SMALL, use_qkv_bias=True)),
     "stablelm-parallel": (transformers.StableLmConfig, dict(SMALL, use_parallel_residual=True)),
     "starcoder2": (transformers.Starcoder2Config, dict(SMALL, sliding_window=9)),
+    "granite": (transformers.GraniteConfig, dict(SMALL, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.1,
+                logits_scaling=2.0)),
+    "arcee": (transformers.ArceeConfig, dict(SMALL, head_dim=16, mlp_bias=True)),
+    "ernie4_5": (transformers.Ernie4_5Config, dict(SMALL, head_dim=24)),
+    "ernie4_5-bias": (transformers.Ernie4_5Config, dict(SMALL, head_dim=16, use_bias=True)),
+    "glm": (transformers.GlmConfig, dict(SMALL, head_dim=16, pad_token_id=0)),
+    "glm4": (transformers.Glm4Config, dict(SMALL, head_dim=24, pad_token_id=0)),
+    "seed_oss": (transformers.SeedOssConfig, dict(SMALL, head_dim=24)),
+    "helium": (transformers.HeliumConfig, dict(SMALL, head_dim=16, pad_token_id=0)),
+    "olmo": (transformers.OlmoConfig, dict(SMALL)),
+    "olmo3": (transformers.Olmo3Config, dict(SMALL, num_hidden_layers=5, sliding_window=9)),
+    "exaone4": (transformers.Exaone4Config, dict(SMALL, num_hidden_layers=5, sliding_window=9)),
+    "exaone4-full": (transformers.Exaone4Config, dict(SMALL, sliding_window=None, layer_types=["full_attention"] * 3)),
+    "cohere": (transformers.CohereConfig, dict(SMALL, pad_token_id=0)),
+    "cohere2": (transformers.Cohere2Config, dict(SMALL, num_hidden_layers=5, sliding_window=9, pad_token_id=0, head_dim=16)),
+    "nemotron": (transformers.NemotronConfig, dict(SMALL, head_dim=16, pad_token_id=0)),
+    "gptj": (transformers.GPTJConfig, dict(vocab_size=97, n_positions=128, n_embd=64, n_layer=3, n_head=4, rotary_dim=8)),
+    "codegen": (transformers.CodeGenConfig, dict(vocab_size=97, n_positions=128, n_embd=64, n_layer=3, n_head=8, rotary_dim=4)),
+    "gpt_neo": (transformers.GPTNeoConfig, dict(vocab_size=97, max_position_embeddings=128, hidden_size=64, num_layers=4, num_heads=4,
+                attention_types=[[["global", "local"], 2]], window_size=9)),
+    "opt": (transformers.OPTConfig, dict(vocab_size=97, hidden_size=64, num_hidden_layers=3, ffn_dim=96, max_position_embeddings=128,
+            num_attention_heads=4, word_embed_proj_dim=64)),
+    "opt-post": (transformers.OPTConfig, dict(vocab_size=97, hidden_size=64, num_hidden_layers=2, ffn_dim=96, max_position_embeddings=128,
+                 num_attention_heads=4, word_embed_proj_dim=64, do_layer_norm_before=False)),
+    "falcon": (transformers.FalconConfig, dict(vocab_size=97, hidden_size=64, num_hidden_layers=3, num_attention_heads=4)),
+    "falcon-new": (transformers.FalconConfig, dict(vocab_size=97, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_kv_heads=2,
+                   new_decoder_architecture=True)),
+    "falcon-old": (transformers.FalconConfig, dict(vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, multi_query=False,
+                   parallel_attn=False, bias=True)),
 }  # fmt: skip
 PROMPTS = [
     "The capital of France is", "Once upon a time", "def fibonacci(n):", "The linnet is a small", "In 1969, humans",
@@ -88,6 +123,18 @@ def test_logits_of_causal_models(name, shards, tmp_path):
     assert agreement(logits, expected[0, -1]) < 1e-4
 
 
+def test_older_files_name_windows_by_a_pattern(tmp_path):
+    kind, options = CAUSAL["cohere2"]
+    reference = randomized(transformers.AutoModelForCausalLM.from_config(kind(**options), attn_implementation="eager"))
+    reference.save_pretrained(tmp_path)
+    path, tokens = tmp_path / "config.json", list(range(40))
+    expected = reference(torch.tensor([tokens])).logits
+    saved = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("layer_types", "rope_parameters")}
+    for pattern in (4, "LLLG"):
+        path.write_text(json.dumps({**saved, "sliding_window_pattern": pattern, "rope_theta": 10000.0}))
+        assert agreement(runtime.load(tmp_path).logits(tokens), expected) < 1e-4
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_16_bits(dtype, tmp_path):
     kind, options = CAUSAL["llama"]
@@ -113,12 +160,24 @@ def test_bert_states(tmp_path):
         runtime.load(tmp_path).start()
 
 
-@pytest.mark.parametrize("kind", ["Roberta", "XLMRoberta", "DistilBert"])
+@pytest.mark.parametrize("kind", ["Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "Albert"])
 def test_encoder_states(kind, tmp_path):
     sizes = dict(dim=64, n_layers=2, n_heads=4, hidden_dim=96) if kind == "DistilBert" else dict(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, pad_token_id=3)
     config = getattr(transformers, kind + "Config")(vocab_size=97, max_position_embeddings=64, attn_implementation="eager", **sizes)
     reference = randomized(getattr(transformers, kind + "Model")(config))
+    reference.save_pretrained(tmp_path)
+    tokens = list(range(5, 46))
+    assert agreement(runtime.load(tmp_path).states(tokens), reference(torch.tensor([tokens])).last_hidden_state) < 1e-4
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_modernbert_states(bias, tmp_path):
+    config = transformers.ModernBertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=96,
+                                           max_position_embeddings=64, local_attention=8, attention_bias=bias, norm_bias=bias, mlp_bias=bias,
+                                           pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+                                           attn_implementation="eager")  # fmt: skip
+    reference = randomized(transformers.ModernBertModel(config))
     reference.save_pretrained(tmp_path)
     tokens = list(range(5, 46))
     assert agreement(runtime.load(tmp_path).states(tokens), reference(torch.tensor([tokens])).last_hidden_state) < 1e-4

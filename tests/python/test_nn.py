@@ -92,36 +92,13 @@ def test_wrong_options_get_a_sentence():
         linnet.nn.SoftmaxAttention(hidden=10, heads=3)
 
 
-def tensors(*shape, count=1):
-    generator = torch.Generator().manual_seed(5)
-    made = [torch.randn(*shape, generator=generator, dtype=torch.float64) for _ in range(count)]
-    return made if count > 1 else made[0]
-
-
-X, Z = tensors(2, 7, 4, 8, count=2)
-K, V = tensors(2, 7, 2, 8, count=2)
-OFFSETS = torch.tensor([0, 3, 3, 7])
-FORMULAS = {
-    "rms_norm": [{"x": X, "weight": tensors(8)}, {"x": X[:, :, 0], "weight": tensors(8), "plus_one": True}],
-    "layer_norm": [{"x": X}, {"x": X, "weight": tensors(8), "bias": tensors(8)}],
-    "rms_norm_gated": [{"x": X, "z": Z, "weight": tensors(8)}, {"x": X, "z": Z, "norm_before_gate": True, "gate": "sigmoid"}],
-    "l2_norm": [{"x": X}],
-    "activation": [{"x": X, "act": act} for act in ("silu", "gelu", "gelu_tanh", "relu2", "elu1", "softcap", "softplus", "tanh")],
-    "glu": [{"gate": X, "up": Z, "act": act} for act in ("silu", "gelu", "gelu_tanh", "sigmoid", "relu")],
-    "gated_gate": [{"y": X, "g": Z}, {"y": X, "g": Z[..., 0], "granularity": "headwise", "act": "silu", "shared": True},
-                   {"y": X, "g": Z, "mode": "add", "act": "ns_sigmoid"}],
-    "rotary": [{"x": X, "offset": 3}, {"x": X, "pairs": "interleaved", "dims": 4}, {"x": X, "positions": torch.arange(14).reshape(2, 7) * 5},
-               {"x": X, "scaling": "linear", "factor": 4.0}, {"x": X, "scaling": "llama3", "factor": 8.0, "original_length": 64}],
-    "softmax": [{"q": X, "k": K, "v": V}, {"q": X, "k": K, "v": V, "causal": True}, {"q": X[:, 4:], "k": K, "v": V, "causal": True},
-                {"q": X, "k": K, "v": V, "causal": True, "window": (2, -1), "prefix": 1, "softcap": 5.0, "sinks": tensors(4)},
-                {"q": X[:1], "k": K[:1], "v": V[:1], "causal": True, "cu_seqlens_q": OFFSETS, "cu_seqlens_k": OFFSETS},
-                {"q": X, "k": K, "v": V, "window": (2, 1), "scale": 0.3}],
-    "gated": [{"q": X, "k": K, "v": V, "g": Z, "causal": True}],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_torch_formulas_for_devices_without_a_kernel(name):
-    for arguments in FORMULAS[name]:
-        expected = getattr(linnet, name)(**arguments)
-        torch.testing.assert_close(getattr(linnet.nn.kernels, name).formula(**arguments), expected, rtol=1e-9, atol=1e-11)
+@pytest.mark.parametrize(
+    "name", ["deltanet", "gated_deltanet", "kda", "gated_linear_attention", "simple_gla", "mamba1", "mamba2", "metala_attention"]
+)
+def test_short_convolutions_start_loud(name):
+    """Taps of deviation 0.02 leave the norm behind a small layer's mixer with its eps alone, and it learns late or not at all."""
+    module = getattr(linnet.nn, LAYERS[name]["module"])(hidden=64, taps=4)
+    taps = [value for key, value in module.named_parameters() if key.endswith("conv1d.weight")]
+    assert taps
+    for value in taps:
+        assert 0.45 < value.abs().max() <= 0.5 and value.std() > 0.2

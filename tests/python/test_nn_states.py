@@ -23,9 +23,14 @@ LAYERS_WITH_STATE = {name: (name, {}) for name in NAMES if record(name, options_
     "fem-gated": ("free_energy_mixer", {"prior": "gated"}),
     "fem-aft": ("free_energy_mixer", {"prior": "aft"}),
     "fem-ssm": ("free_energy_mixer", {"prior": "ssm"}),
+    "linear-exp": ("linear_attention", {"map": "exp"}),
+    "linear-favor": ("linear_attention", {"map": "favor", "features": 5}),
+    "hybrid-narrow": ("hybrid_attention", {"window": 2}),
+    "hybrid-terraced": ("hybrid_attention", {"window": 3, "form": "terraced"}),
     "zeros-crossed": ("zeros_attention", {"rope": "half-crossed"}),
 }
 NAMES_WITH_STATE = sorted(LAYERS_WITH_STATE)
+ANY_LENGTH = [*NAMES_WITH_STATE, *(name for name in NAMES if name not in NAMES_WITH_STATE and not record(name, options_of(name))["tokens"])]
 RECURRENCES = ["retention", "simple_gla", "gated_linear_attention", "deltanet", "gated_deltanet", "kda", "mamba1", "mamba2", "metala_attention"]
 
 
@@ -93,7 +98,7 @@ def test_caches_of_windows_are_bounded(window):
     close(module.step(x[:, 0], traced.detach()), module(torch.cat([x, x[:, :1]], 1))[:, -1])
 
 
-@pytest.mark.parametrize("name", [*NAMES_WITH_STATE, *(name for name in NAMES if name not in NAMES_WITH_STATE and not record(name, options_of(name))["tokens"])])
+@pytest.mark.parametrize("name", ANY_LENGTH)
 def test_packed_and_padded_sequences_equal_each_alone(name):
     LAYERS_WITH_STATE.setdefault(name, (name, {}))
     module, lengths = layer_of(name), [5, 0, 1, 7]
@@ -131,7 +136,21 @@ def test_rows_of_different_lengths_go_on(name):
             close(module.step(token, state), torch.stack([whole[row, length + i] for row, length in enumerate(lengths)]))
 
 
-@pytest.mark.parametrize("name", [*RECURRENCES, "softmax_attention"])
+OTHERS = ("softmax_attention", "converted_attention", "normalised_attention", "h3_mixer", "short_conv")
+CARRIES_GRADIENTS = [name for name in NAMES_WITH_STATE if LAYERS_WITH_STATE[name][0] in (*RECURRENCES, *OTHERS)]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES_WITH_STATE if name not in CARRIES_GRADIENTS])
+def test_a_state_without_gradients_is_told(name):
+    """Their later pieces run the decode operators: a sentence, not gradients that miss what came before."""
+    module, x = layer_of(name), x_of()
+    state = module.make_state(2)
+    module(x[:, :6], state=state)
+    with pytest.raises(RuntimeError, match=r"which this operator has not; call it under torch.no_grad\(\)"):
+        module(x[:, 6:], state=state)
+
+
+@pytest.mark.parametrize("name", CARRIES_GRADIENTS)
 def test_gradients_flow_through_the_state(name):
     module, x = layer_of(name), x_of()
     weight = torch.randn_like(x)
@@ -145,8 +164,28 @@ def test_gradients_flow_through_the_state(name):
         close(parameter.grad, expected[key], 1e-8)
 
 
-@pytest.mark.parametrize("name", RECURRENCES)
+@pytest.mark.parametrize("name", NAMES_WITH_STATE)
+def test_a_first_piece_under_autograd(name):
+    """What a call without torch.no_grad() does: the same numbers and gradients as without a state, and a state to go on from."""
+    module, x = layer_of(name), x_of().requires_grad_()
+    want = module(x)
+    want.square().sum().backward()
+    gradient, x.grad = x.grad, None
+    for mask in (None, torch.ones(2, 13, dtype=torch.bool)):
+        state = module.make_state(2, capacity=4)
+        got = module(x, state=state, mask=mask)
+        got.square().sum().backward()
+        close(got.detach(), want.detach())
+        close(x.grad, gradient, 1e-8)
+        x.grad = None
+    with torch.no_grad():
+        more = torch.cat([x, x[:, :1]], 1)
+        close(module.step(more[:, -1], state), module(more)[:, -1])
+
+
+@pytest.mark.parametrize("name", ANY_LENGTH)
 def test_gradients_of_packed_sequences(name):
+    LAYERS_WITH_STATE.setdefault(name, (name, {}))
     module, rows = layer_of(name), x_of(2, 7)
     (module(rows[:1, :4]).square().sum() + module(rows[1:]).square().sum()).backward()
     expected = {key: parameter.grad.clone() for key, parameter in module.named_parameters()}
@@ -200,19 +239,17 @@ def test_wrong_calls_get_a_sentence():
         model(ids, mask=torch.zeros(2, 5))
     with pytest.raises(ValueError, match="both given"):
         model(ids, mask=torch.tensor([[1] * 5 + [0]] * 2), cu_seqlens=[0, 6])
-    with pytest.raises(NotImplementedError, match="hybrid_attention: hybrid cannot be continued token by token"):
-        linnet.nn.HybridAttention(hidden=16, heads=2).make_state()
+    with pytest.raises(NotImplementedError, match="monarch_attention: monarch cannot be continued token by token"):
+        linnet.nn.MonarchAttention(hidden=16, heads=2).make_state()
     assert VOCABULARY == model.config["vocab_size"]
 
 
 @pytest.mark.parametrize("name", [*RECURRENCES, "softmax_attention", "softmax-window-sinks", "softmax-G1", "softmax-G2-headwise", "retention-half"])
-def test_devices_without_these_kernels(name, monkeypatch):
-    """As on a GPU that has the recurrences alone: torch's formulas for the rest, and no decode operators."""
+def test_devices_without_decode_operators(name, monkeypatch):
+    """Where the decode operator has no kernel, the operator itself goes on from the state."""
     module, x = layer_of(name), x_of(3, 40)
     with torch.no_grad():
         whole = module(x)
-    for function in [each for each in vars(linnet.nn.kernels) if hasattr(getattr(linnet.nn.kernels, each), "formula")]:
-        monkeypatch.setattr(linnet.nn.kernels, function, getattr(linnet.nn.kernels, function).formula)
     monkeypatch.setattr("linnet._state.has_kernel", lambda op, device: False)
     close(module(x), whole)
     with torch.no_grad():

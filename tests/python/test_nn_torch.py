@@ -3,7 +3,6 @@
 import io
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import textwrap
@@ -120,28 +119,25 @@ def test_flops_are_counted():
     assert on_nothing.get_total_flops() == counter.get_total_flops()
 
 
-def two_processes(program):
-    """Runs a program on two gloo ranks; both must end well."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def two_processes(program, folder):
+    """Runs a program on two gloo ranks, which meet in a file of the folder; both must end well."""
     heading = f"""
         import sys
         sys.path[:0] = {[*sys.path[:1], str(HERE)]!r} + {[p for p in sys.path if p.endswith("build/python")]!r}
         import os, torch, torch.distributed as dist
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:{port}", rank=int(sys.argv[1]), world_size=2)
+        dist.init_process_group("gloo", init_method="file://{folder}/meeting", rank=int(sys.argv[1]), world_size=2)
         import linnet, linnet.nn
     """
     text = textwrap.dedent(heading) + textwrap.dedent(program) + "\ndist.barrier()\ndist.destroy_process_group()\n"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
     ranks = [subprocess.Popen([sys.executable, "-c", text, str(rank)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
              for rank in range(2)]  # fmt: skip
-    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)[-4000:]
 
 
-def test_fsdp2_on_two_processes():
+def test_fsdp2_on_two_processes(tmp_path):
     two_processes("""
         from test_nn_models import ids_of, model_of
         from torch.distributed.fsdp import fully_shard
@@ -164,10 +160,27 @@ def test_fsdp2_on_two_processes():
             assert abs(b / 2 - a) < 1e-4 * a, (a, b / 2)
         for (name, want), got in zip(plain.named_parameters(), model.parameters()):
             torch.testing.assert_close(got.full_tensor(), want, rtol=1e-3, atol=1e-4)
-    """)
+    """, tmp_path)
 
 
-def test_dtensor_shards_rows_and_heads():
+def test_every_layer_under_fsdp2(tmp_path):
+    """A batch in two halves: the mean of their gradients is the whole's, whatever the layer."""
+    two_processes("""
+        from test_nn import NAMES, module_of, x_of
+        from torch.distributed.fsdp import fully_shard
+        for name in NAMES:
+            plain, layer = module_of(name), module_of(name)
+            x = x_of(plain)
+            fully_shard(layer)
+            want, got = plain(x), layer(x[dist.get_rank():][:1])
+            torch.testing.assert_close(got, want[dist.get_rank():][:1], rtol=1e-4, atol=1e-5, msg=name)
+            (want.square().sum() / 2).backward(); got.square().sum().backward()
+            for (key, one), other in zip(plain.named_parameters(), layer.parameters()):
+                torch.testing.assert_close(other.grad.full_tensor(), one.grad, rtol=1e-4, atol=1e-5, msg=f"{name} {key}")
+    """, tmp_path)
+
+
+def test_dtensor_shards_rows_and_heads(tmp_path):
     two_processes("""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -209,4 +222,4 @@ def test_dtensor_shards_rows_and_heads():
                 got.square().sum().backward()
                 for name, each in sharded.items():
                     torch.testing.assert_close(each.grad.full_tensor(), plain[name].grad, msg=lambda m: f"{function} {kind} {name}: {m}")
-    """)
+    """, tmp_path)

@@ -76,7 +76,7 @@ def test_linnet_generate_and_generate_give_the_same_greedy_text(tmp_path):
     assert json.loads(run.stdout)["text"] == tokenizer.decode(out[0, ids.shape[1] :])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"do_sample": True, "top_k": 20}, {"num_beams": 2, "num_return_sequences": 2}])
 def test_generation_with_and_without_a_state(name, how, tmp_path):
     saved(name, tmp_path)
@@ -90,7 +90,7 @@ def test_generation_with_and_without_a_state(name, how, tmp_path):
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_left_padding_changes_nothing(name, beams, tmp_path):
     saved(name, tmp_path)

@@ -1,8 +1,10 @@
 """Tokenisers against the tokenizers package, token for token."""
 
+import base64
 import json
 import random
 import re
+import struct
 
 import numpy
 import pytest
@@ -92,6 +94,94 @@ def test_character_pairs_of_random_texts(kind, tmp_path):
     for text in TEXT:
         ids = reference.encode(text).ids
         assert ours.decode(ids) == reference.decode(ids)
+
+
+def characters_map(table):
+    """A precompiled_charsmap of {sequence: text}: a double array in which every node has a block of 256 units of its own."""
+    texts, offsets = b"", {}
+    for sequence, text in table.items():
+        offsets[sequence.encode()] = len(texts)
+        texts += text.encode() + b"\0"
+    nodes = sorted({key[:n] for key in offsets for n in range(len(key) + 1)}, key=lambda key: (len(key), key))
+    place = {b"": 0}
+    units = [0] * (256 * (len(nodes) + 1))
+    base = {node: 256 * (i + 1) for i, node in enumerate(nodes)}  # children of a node stand at its base ^ byte
+    for node in nodes:
+        if node:
+            place[node] = base[node[:-1]] ^ node[-1]
+        offset = place[node] ^ base[node]
+        encoded = (offset << 10) if offset < 1 << 21 else (offset >> 8) << 10 | 1 << 9
+        assert offset < 1 << 21 or offset % 256 == 0
+        units[place[node]] = encoded | (1 << 8 if node in offsets else 0) | (node[-1] if node else 0)
+        if node in offsets:
+            units[base[node]] = offsets[node] | 1 << 31
+    data = struct.pack("<I", 4 * len(units)) + struct.pack(f"<{len(units)}I", *units) + texts
+    return base64.b64encode(data).decode()
+
+
+MAP = {"\t": " ", "\n": " ", "\r": " ", "\u00a0": " ", "\u3000": " ", "\u200b": "", "\u200d": " ", "e\u0301": "é", "\ufb01": "fi", "Å": "Å", "\u0345": "ι",
+       "½": "1⁄2", "²": "2", "한": "han", "A": "a", "s": "s", "\U0001d400": "A", "\ufdfa": "صلى الله عليه وسلم", "'": "’"}  # fmt: skip
+
+
+def unigram(kind, tmp_path):
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=["<pad>", "</s>", "<unk>"] + [f"<0x{b:02X}>" for b in range(256) if kind == "bytes"],
+                                      unk_token="<unk>", show_progress=False)  # fmt: skip
+    made.train_from_iterator(TEXT * 5, trainer)
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    described = json.loads(path.read_text())
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first" if kind == "first" else "always", "split": kind != "whole"}
+    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]} if kind == "roberta" else metaspace
+    described["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, metaspace]} if kind == "bytes" else metaspace
+    precompiled = {"type": "Precompiled", "precompiled_charsmap": characters_map(MAP)}
+    squeeze = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " " if kind == "roberta" else "▁"}
+    strip = {"type": "Strip", "strip_left": False, "strip_right": True}
+    quotes = {"type": "Replace", "pattern": {"String": "``"}, "content": '"'}
+    described["normalizer"] = {
+        "t5": {"type": "Sequence", "normalizers": [precompiled, strip, squeeze]},
+        "roberta": {"type": "Sequence", "normalizers": [precompiled, squeeze]},
+        "first": {"type": "Sequence", "normalizers": [quotes, {"type": "NFC"}, {"type": "Lowercase"}, precompiled]},
+    }.get(kind, precompiled)
+    described["model"]["byte_fallback"] = kind == "bytes"
+    described["added_tokens"] = [token for token in described["added_tokens"] if not token["content"].startswith("<0x")]
+    described["post_processor"] = json.loads(processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)]).__getstate__())
+    path.write_text(json.dumps(described))
+    made = Tokenizer.from_file(str(path))
+    made.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+    made.save(str(path))
+    return made, path
+
+
+@pytest.mark.parametrize("kind", ["t5", "roberta", "first", "whole", "bytes"])
+def test_unigrams_of_random_texts(kind, tmp_path):
+    reference, path = unigram(kind, tmp_path)
+    ours = runtime.Tokenizer(path)
+    compare(reference, ours, TEXT)
+    compare(reference, ours, ["", " ", "  a  ", "▁a ▁", "a" * 3000, "a <mask> b", "e\u0301 e\u0301\u0301 \r\n x\u0301", "x ``a``", "<unk> </s>"])
+    compare(reference, ours, random_texts(2000))
+    for text in TEXT:
+        ids = reference.encode(text).ids
+        assert ours.decode(ids) == reference.decode(ids)
+
+
+def test_unigram_files_that_are_wrong(tmp_path):
+    _, path = unigram("t5", tmp_path)
+    good = json.loads(path.read_text())
+    for change, sentence in [
+        (lambda d: d["model"].update(unk_id=10**6), "unk_id is 1000000, expected a token"),
+        (lambda d: d["model"]["vocab"].insert(3, ["a"]), "token 3 is"),
+        (lambda d: d["normalizer"]["normalizers"][0].update(precompiled_charsmap="!!"), "not in base 64"),
+        (lambda d: d["normalizer"]["normalizers"][0].update(precompiled_charsmap="/////w=="), "double array of"),
+        (lambda d: d.update(normalizer={"type": "NFKD"}), "normaliser \"NFKD\", expected Precompiled"),
+        (lambda d: d.update(pre_tokenizer={"type": "Whitespace"}), "pre-tokeniser \"Whitespace\", expected Metaspace"),
+    ]:
+        bad = json.loads(json.dumps(good))
+        change(bad)
+        path.write_text(json.dumps(bad))
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            runtime.Tokenizer(path)
 
 
 def test_scored_pairs_of_a_gguf_file(tmp_path):
@@ -234,7 +324,7 @@ def test_minilm_on_wikitext():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (('"type":"BPE"', '"type":"Unigram"'), "model of type \"Unigram\", expected BPE"),
+        (('"type":"BPE"', '"type":"WordLevel"'), "model of type \"WordLevel\", expected BPE, Unigram or WordPiece"),
         (('"byte_fallback":false', '"byte_fallback":true'), "expected none or Metaspace"),
         (('"use_regex":true', '"use_regex":false'), "without byte-level words"),
         (('"normalizer":null', '"normalizer":{"type":"NFKC"}'), "normaliser \"NFKC\""),
