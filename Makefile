@@ -28,7 +28,7 @@ bench: ## build everything, then measure mechanisms beside PyTorch's own functio
 wheel: ## build the Python package as dist/*.whl, with all instruction sets, and CUDA if there is an nvcc
 package-check: ## build everything and the wheel, then use the installed C++ package and the wheel as a user would
 lint: ## check the format, and the sources with clang-tidy; builds nothing
-sanitize: ## build the C++ tests twice more and run them under the address, undefined and thread sanitizers
+sanitize: ## build the C++ tests twice more and run them under the address, undefined and thread sanitizers (SUITES=few: what CI runs of them)
 
 $(TIMED):
 	@tools/timed.sh $@ $(MAKE) do-$@
@@ -41,24 +41,7 @@ do-linnet:
 	@cmake --build $(BUILD) --target linnet_command -j $(JOBS)
 
 do-demo: do-linnet
-	@mkdir -p out
-	@$(BUILD)/linnet compare --quick --html out/compare.html
-	@echo "open $(CURDIR)/out/compare.html in a browser"
-	@echo
-	@if model=$$($(PYTHON) tools/fetch.py smollm2); then \
-	  echo "SmolLM2-135M-Instruct, asked: Why do birds sing?"; \
-	  $(BUILD)/linnet generate "$$model" --chat --prompt "Why do birds sing?" --tokens 80; \
-	  if text=$$($(PYTHON) tools/fetch.py wikitext2); then \
-	    echo; echo "The same model with half of its attention's cost, planned on data of its own (minutes on two cores):"; \
-	    rm -rf out/converted out/converted.work; \
-	    $(BUILD)/linnet convert "$$model" --out out/converted --budget 0.5 --text "$$(dirname "$$text")/valid.raw" --eval-text "$$text" \
-	      --zero-shot --plan-tokens 512 --calibration-tokens 4096 --eval-tokens 4096 --length 8192 --rounds 0 --quick && \
-	    $(BUILD)/linnet generate out/converted --chat --prompt "Why do birds sing?" --tokens 80 && \
-	    echo "open $(CURDIR)/out/converted/report.html in a browser"; \
-	  fi; \
-	else echo "demo: without the language model, which could not be fetched"; fi
-	@echo
-	@tools/demo_train.sh $(BUILD) out
+	@tools/demo.sh $(BUILD)
 
 do-test: test-build
 	@tools/test.sh $(BUILD)
@@ -98,11 +81,11 @@ do-sanitize: sanitize-address sanitize-thread
 
 sanitize-address:
 	@tools/setup.sh gtest
-	@tools/sanitize.sh address,undefined $(BUILD)-asan
+	@tools/sanitize.sh address,undefined $(BUILD)-asan '$(SUITES)'
 
 sanitize-thread:
 	@tools/setup.sh gtest
-	@tools/sanitize.sh thread $(BUILD)-tsan
+	@tools/sanitize.sh thread $(BUILD)-tsan '$(SUITES)'
 
 clean: ## remove all that was built
 	@rm -rf build build-* out dist

@@ -1,9 +1,9 @@
 # linnet_cuda_sources(target source...): compiles each *.cu ahead of time into an image that target carries, where there is an
 # nvcc. An image is named by the path of its source below src/mechanisms (or src): recurrence/cuda/delta/walk_bf16.
-# src/core/cuda.h loads the images through the driver at run time: the library links nothing of CUDA. An image is a cubin inside
+# src/core/cuda/driver.h loads the images through the driver at run time: the library links nothing of CUDA. An image is a cubin inside
 # a compressed fatbin, a fifth of its size; the driver unpacks it when it is loaded.
 # Images are grouped by the first folder of their names. A source that launches kernels names its group (LINNET_USES_IMAGES of
-# src/core/cuda.h), which brings the group into a program; the table below only knows those that are there. So a program that
+# src/core/cuda/driver.h), which brings the group into a program; the table below only knows those that are there. So a program that
 # links one mechanism statically carries no image of another.
 # The variable LINNET_CUDA_IMAGES of the environment names a folder of images that were just compiled from the same sources.
 find_program(LINNET_NVCC nvcc HINTS /usr/local/cuda/bin)
@@ -14,12 +14,16 @@ else()
 endif()
 find_program(LINNET_FATBINARY fatbinary HINTS /usr/local/cuda/bin)
 option(LINNET_CUDA "compile the CUDA kernels (needs nvcc 12.3 or newer)" ${found})
-# sm_90a: wgmma and setmaxnreg exist for this target alone.
+# Sources with Hopper's instructions (wgmma, the copy engine, clusters, stmatrix, setmaxnreg) are compiled for sm_90a alone. The
+# table of src/core/cuda/driver.h knows them as those that missing_on_hopper() is about.
+set(LINNET_CUDA_HOPPER "/ptx/ptx_test_cuda.cu$|/bench/ceiling_cuda.cu$|/mamba/ssd_tile(_back)?_cuda.cu$|/softmax/cuda/hopper.cu$|/recurrence/cuda/(channel|delta|kda|tile)/|/recurrence/cuda/ring.cu$|/monarch/cuda/(tile/|cluster.cu$|head.cu$)")
 set(LINNET_NVCC_FLAGS -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Werror=all-warnings --expt-relaxed-constexpr)
-# Sources for every GPU since Ampere: one front end for compute_80, machine code for each of these (that of 80 runs on 86 and 89,
-# too), and PTX for what comes later, compressed in one image.
-set(LINNET_CUDA_PORTABLE "/recurrence/cuda/general/|/recurrence/cuda/sums.cu$")
+# All others are for every GPU since Ampere: one front end for compute_80, machine code for each of these (that of 80 runs on 86
+# and 89, too), and PTX for what comes later, compressed in one image.
 set(LINNET_CUDA_ARCHS "80;90;100;120" CACHE STRING "compute capabilities of the portable kernels")
+# Rows that run only what no other row takes are machine code for Hopper, and PTX that other GPUs' drivers compile when a call first
+# needs it: a wheel of 40 MB has no room for more.
+set(LINNET_CUDA_RARE "/recurrence/cuda/(plain/plain|step).cu$|/hierarchical/cuda/|/taylor/taylor_qt_cuda.cu$|/h3/h3_cuda.cu$|/distill/distill_steps_cuda.cu$|/monarch/cuda/plain/backward.cu$")
 set(LINNET_PORTABLE_FLAGS -std=c++20 -O3 -arch=compute_80 -Werror=all-warnings --expt-relaxed-constexpr)
 find_program(LINNET_PTXAS ptxas HINTS /usr/local/cuda/bin)
 
@@ -47,12 +51,16 @@ function(linnet_cuda_sources target)
       set(cubin ${CMAKE_BINARY_DIR}/cuda/${name}.cubin)
       if(EXISTS "$ENV{LINNET_CUDA_IMAGES}/${name}.fatbin")
         set(image "$ENV{LINNET_CUDA_IMAGES}/${name}.fatbin")
-      elseif(source MATCHES "${LINNET_CUDA_PORTABLE}")
+      elseif(NOT source MATCHES "${LINNET_CUDA_HOPPER}")
         set(ptx ${CMAKE_BINARY_DIR}/cuda/${name}.ptx)
         set(assemble "")
         set(parts --image3=kind=ptx,sm=80,file=${ptx})
         set(files ${ptx})
-        foreach(arch ${LINNET_CUDA_ARCHS})
+        set(archs ${LINNET_CUDA_ARCHS})
+        if(source MATCHES "${LINNET_CUDA_RARE}")
+          set(archs 90)
+        endif()
+        foreach(arch ${archs})
           set(file ${CMAKE_BINARY_DIR}/cuda/${name}.${arch}.cubin)
           if(arch STREQUAL 90)
             set(file ${cubin})  # that tests compare launches with
@@ -100,7 +108,7 @@ const char* const linnet_images_${group}[] = {${listed_${group}}nullptr};
     target_sources(${target} PRIVATE ${file})
   endforeach()
   set(table ${CMAKE_BINARY_DIR}/cuda/images.cc)
-  file(CONFIGURE OUTPUT ${table} CONTENT "#include \"core/cuda_images.h\"
+  file(CONFIGURE OUTPUT ${table} CONTENT "#include \"core/cuda/images.h\"
 
 #include <cstring>
 

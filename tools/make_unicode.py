@@ -1,13 +1,15 @@
-"""Writes src/runtime/unicode_tables.cc: which code points are letters, numbers, spaces, marks, ..., for the tokenisers.
+"""Writes src/runtime/tokenizer/unicode_tables.cc: which code points are letters, numbers, spaces, marks, ..., for the tokenisers.
 
-    python tools/make_unicode.py > src/runtime/unicode_tables.cc
+    python tools/make_unicode.py > src/runtime/tokenizer/unicode_tables.cc
 
 The tokenisers promise the tokens of the `tokenizers` package, whose parts follow different versions of Unicode: its regular
 expressions, its digits and its BERT rules each know other code points. So each of them is asked about every code point.
 """
 
+import struct
 import unicodedata
 
+import regex
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 POINTS = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
@@ -88,10 +90,31 @@ def print_numbers(name: str, kind: str, comment: str, numbers: list[str]) -> Non
     print(f"}};\nconst int {name}_count = {len(numbers)};")
 
 
+def joining() -> set[int]:
+    """What makes one cluster with the letter before it: a precompiled map of A takes such a cluster for an A."""
+    units = [0] * 512  # a double array of one sequence: its root at 0, A at 256 ^ 65, its value at 384
+    units[0], units[256 ^ 65], units[384] = 256 << 10, (256 ^ 65 ^ 384) << 10 | 1 << 8 | 65, 1 << 31
+    data = struct.pack("<I", 4 * len(units)) + struct.pack(f"<{len(units)}I", *units) + b"x\0"
+    made = normalizers.Precompiled(data)
+    return {c for c in POINTS if made.normalize_str("A" + chr(c)) == "x"}
+
+
+def print_clusters() -> None:
+    """How a code point stands in a cluster (what a reader takes for one character), as far as clusters of two short ones go."""
+    joins, prepend, control = joining(), regex.compile(r"\p{GCB=Prepend}"), regex.compile(r"\p{GCB=Control}|\p{GCB=CR}|\p{GCB=LF}")
+    rows, last = [], 0
+    for c in POINTS:
+        value = 1 if c in joins else 2 if prepend.match(chr(c)) else 3 if control.match(chr(c)) else 0
+        if value != last:
+            rows.append(f"{value << 24 | c:#x}")
+            last = value
+    print_numbers("kClusters", "uint32_t", "1 joins what is before it, 2 what is behind it, 3 neither << 24 | the first code point of a run", rows)
+
+
 def main() -> None:
     print("// Made by tools/make_unicode.py: the code points that the tokenizers package treats alike.")
     print("// clang-format off")
-    print('#include "runtime/unicode_tables.h"\n\nnamespace linnet::unicode {')
+    print('#include "runtime/tokenizer/unicode_tables.h"\n\nnamespace linnet::unicode {')
     flag, runs, last = flags(), [], None
     for c in POINTS:
         if flag[c] != last:
@@ -131,6 +154,7 @@ def main() -> None:
             rows.append(f"{value << 24 | c:#x}")
             last = value
     print_numbers("kClasses", "uint32_t", "combining class << 24 | the first code point of a run", rows)
+    print_clusters()
     print("\n}  // namespace linnet::unicode")
 
 
