@@ -6,33 +6,28 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/linnet)
 set_target_properties(linnet_shared PROPERTIES EXPORT_NAME shared)
 install(TARGETS linnet linnet_shared EXPORT linnet_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(DIRECTORY src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet
-  FILES_MATCHING PATTERN "linnet.h" PATTERN "linnet_c.h" PATTERN "linnet_c_layers.h" PATTERN "linnet_c_runtime.h"
-  PATTERN "core/args.h" PATTERN "core/executor.h" PATTERN "core/launch.h" PATTERN "core/op.h" PATTERN "core/status.h" PATTERN "core/tolerance.h" PATTERN "core/version.h"
-  PATTERN "core/view.h"
-  PATTERN "cli" EXCLUDE PATTERN "check" EXCLUDE
-  PATTERN "bench" EXCLUDE PATTERN "compare" EXCLUDE PATTERN "report" EXCLUDE PATTERN "torch" EXCLUDE PATTERN "simd" EXCLUDE)
-# The public headers of the mechanisms are those that linnet.h includes.
-file(STRINGS ${CMAKE_SOURCE_DIR}/src/linnet.h lines REGEX "^#include \"mechanisms/")
-foreach(line ${lines})
-  string(REGEX REPLACE "^#include \"(.*)\"$" "\\1" header ${line})
+install(FILES src/capi/linnet_c.h src/capi/linnet_c_layers.h src/capi/linnet_c_runtime.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/capi)
+# Headers: linnet.h, layers.h, runtime.h and whatever they include, found by reading them.
+function(linnet_install_header header)
+  get_property(seen GLOBAL PROPERTY linnet_installed_headers)
+  if(header IN_LIST seen)
+    return()
+  endif()
+  set_property(GLOBAL APPEND PROPERTY linnet_installed_headers ${header})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${header})
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES src/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/${folder})
+  file(STRINGS ${CMAKE_SOURCE_DIR}/src/${header} lines REGEX "^#include \"")
+  foreach(line ${lines})
+    string(REGEX REPLACE "^#include \"([^\"]*)\".*$" "\\1" included ${line})
+    get_filename_component(path ${CMAKE_SOURCE_DIR}/src/${folder}/${included} ABSOLUTE)
+    file(RELATIVE_PATH path ${CMAKE_SOURCE_DIR}/src ${path})
+    linnet_install_header(${path})
+  endforeach()
+endfunction()
+foreach(header linnet.h layers.h runtime.h)
+  linnet_install_header(${header})
 endforeach()
-# Models: runtime.h and what it includes.
-install(FILES src/runtime.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet)
-foreach(header chat sampler)
-  install(FILES src/runtime/${header}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/runtime)
-endforeach()
-foreach(header bpe pretokenize tokenizer wordpiece)
-  install(FILES src/runtime/tokenizer/${header}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/runtime/tokenizer)
-endforeach()
-# Layers: layers.h and what it includes.
-install(FILES src/layers.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet)
-foreach(header layer map record runner memory state)
-  install(FILES src/layers/${header}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/linnet/layers)
-endforeach()
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/linnet.h)
 install(EXPORT linnet_targets NAMESPACE linnet:: DESTINATION ${package_dir})
 file(WRITE ${CMAKE_BINARY_DIR}/linnet-config.cmake
   "include(CMakeFindDependencyMacro)\nfind_dependency(Threads)\ninclude(\${CMAKE_CURRENT_LIST_DIR}/linnet_targets.cmake)\n")

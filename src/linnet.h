@@ -19,6 +19,7 @@
 #include "mechanisms/gated/gated.h"
 #include "mechanisms/gated_delta/gated_delta.h"
 #include "mechanisms/gla/gla.h"
+#include "mechanisms/grid_conv/grid_conv.h"
 #include "mechanisms/h3/h3.h"
 #include "mechanisms/hierarchical/hierarchical.h"
 #include "mechanisms/inline/inline.h"
