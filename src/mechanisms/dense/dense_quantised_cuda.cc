@@ -8,9 +8,7 @@ namespace linnet::cuda {
 
 constexpr const char* kImage = "dense/dense_quantised_cuda";
 
-const char* dense_quantised_refuses(const DenseQuantisedArgs& args, Pass) {
-  return args.rounding == QuantisedRounding::int16 ? "rounding is int16" : refuses_f64(args.x.dtype);
-}
+const char* dense_quantised_refuses(const DenseQuantisedArgs& args, Pass) { return refuses_f64(args.x.dtype); }
 int64_t dense_quantised_workspace(const DenseQuantisedArgs&, Pass, int) { return 0; }
 void dense_quantised_forward(const DenseQuantisedArgs& args, const DenseOut& out, const Launch& launch) {
   const int64_t rows = args.x.size[0] * args.x.size[1];

@@ -16,14 +16,20 @@ extern "C" __global__ void __launch_bounds__(128)
   const int lane = threadIdx.x % 32, r = lane % 16, half = lane / 16;
   float* const x = groups[threadIdx.x / 32];
   const int64_t T = args.x.size[1], b = row / T, t = row % T;
+  const int digits = args.rounding == QuantisedRounding::int16 ? 2 : args.rounding == QuantisedRounding::int8 ? 1 : 0;
   float sum = 0;
   for (int64_t g = 0; g < args.codes.size[1]; ++g) {
     float mine = get(args.x, b, t, 32 * g + lane);
-    if (args.rounding == QuantisedRounding::int8) {
-      float largest = fabsf(mine);
-      for (int step = 1; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-      const float inverse = largest == 0 ? 0 : 127 / largest;
-      mine = largest * (1.0f / 127) * rintf(mine * inverse);
+    if (digits > 0) {  // 8 bits of the group, then of what they leave
+      float left = mine;
+      mine = 0;
+      for (int digit = 0; digit < digits; ++digit) {
+        float largest = fabsf(left);
+        for (int step = 1; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+        const float scale = largest * (1.0f / 127), code = rintf(left * (largest == 0 ? 0 : 127 / largest));
+        mine = fmaf(scale, code, mine);
+        left = fmaf(-scale, code, left);
+      }
     }
     __syncwarp();
     x[lane] = mine;

@@ -53,18 +53,18 @@ LINNET_INLINE float group_codes(const E* x, float* codes) {
   return most * (1.0f / 127);
 }
 
-// What codes and scale leave of the group at x.
+// What codes and scale leave of the group at x, rounded once: where there is no fused multiply-add, the product and the
+// difference are exact in double.
 template <class E>
 LINNET_INLINE void group_rest(const E* x, const float* codes, float scale, float* rest) {
   using X = Vec<float>;
-  for (int c = 0; c < 32; c += X::W) {
-    vf v;
-    if constexpr (sizeof(E) == 8) {
-      for (int i = 0; i < X::W; ++i) v[i] = static_cast<float>(x[c + i]);
-    } else {
-      v = X::load(x + c);
+  if constexpr (sizeof(E) == 8 || !kFused) {
+    for (int i = 0; i < 32; ++i) {
+      const double value = to_f64(round_to<float>(to_f64(x[i])));
+      rest[i] = static_cast<float>(value - static_cast<double>(scale) * static_cast<double>(codes[i]));
     }
-    X::store(rest + c, fma(X::broadcast(-scale), X::load(codes + c), v));
+  } else {
+    for (int c = 0; c < 32; c += X::W) X::store(rest + c, fma(X::broadcast(-scale), X::load(codes + c), X::load(x + c)));
   }
 }
 
