@@ -3,6 +3,7 @@
 //
 // Invalid keys are skipped, so what they hold never matters; blocks without a valid key take no part. The factors R and L are
 // held whole: this file is for reading and for measuring against.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -34,6 +35,16 @@ void add_scaled(double* y, double a, const double* x, int64_t n) {
 }
 void clear(double* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = 0;
+}
+
+// d := p (d - sum p d), the gradient of a softmax's logits. d is first taken relative to its value at the largest weight, which
+// changes nothing but rounding: where one weight is nearly 1, d - sum p d would be a difference of equal numbers.
+void softmax_gradient(const double* p, double* d, int64_t n) {
+  const int64_t top = std::max_element(p, p + n) - p;
+  const double base = n > 0 ? d[top] : 0;
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += p[i] * (d[i] -= base);
+  for (int64_t i = 0; i < n; ++i) d[i] = p[i] * (d[i] - sum);
 }
 
 // Softmax of x[0], x[stride], ... in place, entries of -inf skipped; returns the logsumexp, -inf for none.
@@ -286,18 +297,19 @@ void step_backward(const Unit& u, const Step& s, const Gradients& d) {
   for (int64_t p = 0; p < P; ++p) {
     for (int64_t j = 0; j < c; ++j) {
       const double *const R = s.R + (p * c + j) * c, *const z = s.z + (p * c + j) * c, *const da = d.da + (p * c + j) * K;
-      double *const dR = d.dR + (p * c + j) * c, sum = 0;
+      double* const dR = d.dR + (p * c + j) * c;
+      const double top = *std::max_element(z, z + c);
       for (int64_t i = 0; i < c; ++i) {
         const int64_t t = u.g.key(p / r, p % r, i);
         if (z[i] == kMinusInfinity) continue;
         add_scaled(d.dk + t * K, R[i], da, K);
-        dR[i] += dot(da, u.k + (p * c + i) * K, K) + d.dent[p * c + j] * z[i];
-        sum += R[i] * dR[i];
+        dR[i] += dot(da, u.k + (p * c + i) * K, K) + d.dent[p * c + j] * (z[i] - top);
       }
+      softmax_gradient(R, dR, c);
       for (int64_t i = 0; i < c; ++i) {
         const int64_t t = u.g.key(p / r, p % r, i);
         if (z[i] == kMinusInfinity) continue;
-        const double dz = scale * R[i] * (dR[i] - sum);
+        const double dz = scale * dR[i];
         add_scaled(d.dmean + (p * c + j) * K, dz, u.k + (p * c + i) * K, K);
         add_scaled(d.dk + t * K, dz, s.mean + (p * c + j) * K, K);
       }
@@ -312,13 +324,11 @@ void between_steps(const Unit& u, const Step& before, const Gradients& d) {
     for (int64_t p = 0; p < P; ++p) {
       const double* const W = before.W + (j * P + p) * r;
       double* const dlog = d.db + (j * P + p) * r;
-      double sum = 0;
       for (int64_t l = 0; l < r; ++l) {
         add_scaled(d.dq + (l * c + j) * K, W[l], d.dmean + (p * c + j) * K, K);
         dlog[l] = dot(d.dmean + (p * c + j) * K, u.q + (l * c + j) * K, K);
-        sum += W[l] * dlog[l];
       }
-      for (int64_t l = 0; l < r; ++l) dlog[l] = W[l] * (dlog[l] - sum);
+      softmax_gradient(W, dlog, r);
     }
     for (int64_t l = 0; l < r; ++l) {
       double sum = 0;
@@ -337,23 +347,29 @@ void tile_backward(Unit& u, const Step* steps, const Causal& causal, const Gradi
     for (int64_t l = 0; l < r; ++l) {
       const double* const dout = d.dout + (l * c + j) * V;
       const double* const own = u.g.causal ? causal.p + (l * c + j) * (r + c) : nullptr;
-      double delta = -d.dlse[l * c + j];
+      // dout.y relative to its value at the largest weight, as in softmax_gradient; the weights sum to 1, so that dlse stays.
+      const auto weight = [&](int64_t p) { return u.g.causal ? own[p] : steps[u.g.steps - 1].L[(j * P + p) * r + l]; };
+      double delta = -d.dlse[l * c + j], base = 0, largest = 0;
       for (int64_t p = 0; p < P; ++p) {
-        double& db = d.db[(j * P + p) * r + l];  // the weight at first
-        db = u.g.causal ? own[p] : steps[u.g.steps - 1].L[(j * P + p) * r + l];
-        if (db == 0) continue;
-        delta += db * dot(dout, u.y + (p * c + j) * V, V);
-        add_scaled(d.dy + (p * c + j) * V, db, dout, V);
+        if (weight(p) > largest) largest = weight(p), base = dot(dout, u.y + (p * c + j) * V, V);
       }
-      for (int64_t i = 0; u.g.causal && i <= j; ++i) delta += own[r + i] * dot(dout, u.v + (l * c + i) * V, V);
+      for (int64_t i = 0; u.g.causal && i <= j; ++i) {
+        if (own[r + i] > largest) largest = own[r + i], base = dot(dout, u.v + (l * c + i) * V, V);
+      }
       for (int64_t p = 0; p < P; ++p) {
-        double& db = d.db[(j * P + p) * r + l];
-        if (db != 0) db *= dot(dout, u.y + (p * c + j) * V, V) - delta;
+        if (weight(p) == 0) continue;
+        delta += weight(p) * (dot(dout, u.y + (p * c + j) * V, V) - base);
+        add_scaled(d.dy + (p * c + j) * V, weight(p), dout, V);
+      }
+      for (int64_t i = 0; u.g.causal && i <= j; ++i) delta += own[r + i] * (dot(dout, u.v + (l * c + i) * V, V) - base);
+      for (int64_t p = 0; p < P; ++p) {
+        const double w = weight(p);
+        d.db[(j * P + p) * r + l] = w == 0 ? 0 : w * (dot(dout, u.y + (p * c + j) * V, V) - base - delta);
       }
       for (int64_t i = 0; u.g.causal && i <= j; ++i) {
         const int64_t t = u.g.key(0, l, i);
         if (t < 0 || u.g.query(0, l, j) < 0) continue;
-        const double ds = u.g.scale * own[r + i] * (dot(dout, u.v + (l * c + i) * V, V) - delta);
+        const double ds = u.g.scale * own[r + i] * (dot(dout, u.v + (l * c + i) * V, V) - base - delta);
         add_scaled(d.dv + t * V, own[r + i], dout, V);
         add_scaled(d.dq + (l * c + j) * K, ds, u.k + (l * c + i) * K, K);
         add_scaled(d.dk + t * K, ds, u.q + (l * c + j) * K, K);

@@ -171,12 +171,17 @@ void slot_between(const MonarchUnit<T>& u, const MonarchUnit<T>& next, const Pas
     clear_rows(dc, P);
   }
   for (int i = 0; i < kLanes; ++i) unit[i] = 1;
-  for (int p = 0; p < P; ++p) {  // sum_l W dW = dmean.mean
-    V total = X::zero();
-    for (int i = 0; i < K; i += X::W) {
-      total = fma(X::load(dmean + p * u.ldk + i, K - i), X::load(mean + p * u.ldk + i, K - i), total);
+  // sum_l W dW = dmean.mean, its terms in the order of the products below: where one weight is 1, mean is that query and the
+  // difference of the two is 0.
+  for (int p0 = 0; p0 < P; p0 += kLanes) {
+    const int lanes = static_cast<int>(smaller(kLanes, P - p0));
+    load_tile_transposed<T>(dmean + p0 * u.ldk, u.ldk, lanes, K, s.dt, kLanes);
+    load_tile_transposed<T>(mean + p0 * u.ldk, u.ldk, lanes, K, s.qt, kLanes);
+    for (int v = 0; v < lanes; v += X::W) {
+      V total = X::zero();
+      for (int k = 0; k < K; ++k) total = fma(X::load(s.dt + k * kLanes + v), X::load(s.qt + k * kLanes + v), total);
+      X::store(s.column + p0 + v, total, lanes - v);
     }
-    s.column[p] = sum(total);
   }
   for (int l0 = 0; l0 < n; l0 += kLanes) {
     const int lanes = static_cast<int>(smaller(kLanes, n - l0));
