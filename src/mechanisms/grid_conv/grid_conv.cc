@@ -48,7 +48,8 @@ const Op& grid_conv_op() {
           .bench("B=1|8 E=384 side=3|5 height=14 width=14 dtype=f32|bf16 pass=fwd|fwd+bwd")
           .bench("B=1 E=384 side=5 height=56 width=56 dtype=f32 pass=fwd|fwd+bwd")
           .impl<ref::grid_conv_forward, ref::grid_conv_backward, ref::grid_conv_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(grid_conv);
+          LINNET_ISA_IMPLS(grid_conv)
+          .cuda<cuda::grid_conv_forward, cuda::grid_conv_backward, cuda::grid_conv_workspace, cuda::grid_conv_refuses>();
   return op;
 }
 // clang-format on

@@ -27,5 +27,6 @@ Status grid_conv_backward(const GridConvArgs& args, const GridConvOut& out, cons
 int64_t grid_conv_workspace(const GridConvArgs& args, Pass pass, const Context& context);
 
 LINNET_KERNELS(grid_conv, GridConvArgs, GridConvOut, GridConvGrads)
+LINNET_CUDA_KERNELS(grid_conv, GridConvArgs, GridConvOut, GridConvGrads)
 
 }  // namespace linnet
