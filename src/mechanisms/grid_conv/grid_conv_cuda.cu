@@ -8,8 +8,8 @@ namespace linnet::cuda {
 
 // out from x, or, back, dx from dout, which reads the taps the other way.
 extern "C" __global__ void __launch_bounds__(256)
-    grid_conv_rows(const __grid_constant__ GridConvArgs args, const __grid_constant__ View from, const __grid_constant__ View to,
-                   bool back) {
+    grid_conv_rows(const __grid_constant__ GridConvArgs args, const __grid_constant__ View from,
+                   const __grid_constant__ View to, bool back) {
   const int64_t T = to.size[1], E = to.size[2], at = blockIdx.x * 256ll + threadIdx.x;
   if (at >= to.size[0] * T * E) return;
   const int64_t e = at % E, t = at / E % T, b = at / E / T, W = args.weight.size[1];
