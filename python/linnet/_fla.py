@@ -76,7 +76,7 @@ def _mamba2(c):
     low, high = (_number(each) for each in c.dt_limit or c.time_step_limit or (0.0, math.inf))
     return {"inner": int(c.expand * c.hidden_size), "head": c.head_dim, "state": c.state_size, "groups": c.n_groups, "taps": c.conv_kernel,
             "conv_bias": c.use_conv_bias, "bias": c.use_bias, "skip_per_channel": c.D_has_hdim, "norm": c.rmsnorm,
-            "norm_before_gate": c.norm_before_gate, "dt_min": low, "dt_max": "none" if math.isinf(high) else high,
+            "norm_before_gate": c.norm_before_gate, "norm_all": bool(c.norm_all), "dt_min": low, "dt_max": "none" if math.isinf(high) else high,
             "eps": c.norm_eps}  # fmt: skip
 
 
@@ -108,8 +108,7 @@ def translate(config):
         raise ValueError(f"linnet.nn.from_fla: model_type is {kind!r}, expected {', '.join(KINDS)}")
     mixer, options_of, defaults = KINDS[kind]
     if "layer_norm_epsilon" in config:  # transformers' Mamba-2, whose norm spans all groups
-        config = {"norm_eps": config["layer_norm_epsilon"], "norm_before_gate": False, **config}
-        _Fields(config, {}).expect(n_groups=1)
+        config = {"norm_eps": config["layer_norm_epsilon"], "norm_before_gate": False, "norm_all": True, **config}
     c = _Fields(config, _SHARED | defaults)
     c.expect(**PLAIN)
     options = options_of(c)

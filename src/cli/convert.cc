@@ -82,7 +82,8 @@ void print_plan(const convert::ConvertResult& r) {
   Table table(
       {{"layer", Align::right}, {"attention"}, {"cost", Align::right}, {"damage", Align::right}, {"alone", Align::right}});
   for (const convert::PlannedLayer& p : r.layers) {
-    table.row({std::to_string(p.layer.index), p.layer.label(), number(p.cost, 3), number(p.damage, 3), number(p.alone, 3)});
+    const auto shown = [&](double x) { return p.kept.empty() ? number(x, 3) : "-"; };
+    table.row({std::to_string(p.layer.index), p.label(), shown(p.cost), shown(p.damage), shown(p.alone)});
   }
   table.print(stdout);
   std::printf("\n%s of the softmax attention's cost at %lld tokens; predicted damage %s (%s)", number(r.cost, 4).c_str(),

@@ -85,12 +85,18 @@ int model_info(const Arguments& args) {
   } else {
     std::printf("  vocabulary   %lld, %s\n", static_cast<long long>(s.vocabulary),
                 model.has_tokenizer() ? model.tokenizer().kind() : "no tokeniser");
-    std::printf("  context      %lld tokens\n", static_cast<long long>(s.context));
+    if (s.context >= int64_t{1} << 40) {
+      std::printf("  context      not limited\n");
+    } else {
+      std::printf("  context      %lld tokens\n", static_cast<long long>(s.context));
+    }
   }
   if (s.causal) {
-    std::printf("  state        %s, and %s for each token; softmax attention in %s\n",
-                bytes_text(static_cast<double>(s.state_bytes)).c_str(), bytes_text(s.state_per_token).c_str(),
-                s.attention.c_str());
+    const bool grows = s.state_per_token > 0;
+    std::printf(
+        "  state        %s%s\n", bytes_text(static_cast<double>(s.state_bytes)).c_str(),
+        grows ? (", and " + bytes_text(s.state_per_token) + " for each token; softmax attention in " + s.attention).c_str()
+              : ", however long the text");
     std::printf("  chat         %s\n", form.c_str());
   }
   std::printf("  runs on      CPU, kernels %s\n", here.c_str());

@@ -24,6 +24,9 @@ Status Job::run() {
     if (fresh_ && no_plan_) remove_work();  // another budget or plan is another conversion
     return status;
   }
+  for (PlannedLayer& p : r_.layers) {
+    if (!parts_->attends(p.layer.index)) p.kept = parts_->mixer(p.layer.index);
+  }
   if (o_.dry_run) {
     if (fresh_) remove_work();
     return {};
@@ -201,7 +204,7 @@ Status Job::finish() {
     const PlannedLayer& p = r_.layers[i];
     w.begin_object()
         .member("index", i)
-        .member("label", p.layer.label())
+        .member("label", p.label())
         .member("cost", p.cost)
         .member("damage", p.damage)
         .member("alone", p.alone);

@@ -35,6 +35,8 @@ struct ConvertOptions {
 struct PlannedLayer {
   ConvertedLayer layer;
   double cost = 1, damage = 0, alone = 0;  // share of its softmax cost; predicted; measured damage of the reference window
+  std::string kept = {};                   // its mixer, where that is no softmax attention and stays as it is
+  std::string label() const { return kept.empty() ? layer.label() : kept; }
 };
 
 // A plan that was tried so that the model still finds what stands far back.

@@ -7,7 +7,7 @@ namespace linnet {
 
 Status Config::parse(std::string_view text, const std::string& source, Config& out) {
   JsonValue root;
-  LINNET_TRY(parse_json(text, source, {}, root));
+  LINNET_TRY(parse_json(text, source, {.infinity = true}, root));
   if (!root.is(JsonValue::Kind::object)) return bad_input(source + ": is not an object");
   out = Config(root, source);
   return {};

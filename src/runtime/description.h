@@ -82,7 +82,7 @@ struct Description {
   std::vector<BlockSpec> blocks;
   std::vector<NameRule> names;
   std::vector<std::string> prefixes = {""};  // that may stand before every name
-  std::vector<std::string> ignored;          // tensors that may be left over: endings
+  std::vector<std::string> ignored;          // tensors that may be left over: endings, or beginnings before a *
 };
 
 // By model_type; a sentence when there is no such family.

@@ -35,7 +35,7 @@ void add_ends(const JsonValue& value, std::vector<int32_t>& ends) {
 
 Status read_json(const std::string& path, std::string& text, JsonValue& root) {
   LINNET_TRY(read_file(path, kMaxConfigBytes, text));
-  return parse_json(text, path, {}, root);
+  return parse_json(text, path, {.infinity = true}, root);
 }
 
 }  // namespace

@@ -154,12 +154,21 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
   if (t == nullptr && ends_with(theirs, ".bias")) t = files.find(prefix + theirs.substr(0, theirs.size() - 5) + ".beta");
   const bool of_head = parameter.name.rfind("lm_head.", 0) == 0 || parameter.name.find("classifier.") != std::string::npos;
   if (t == nullptr && of_head) t = files.find(theirs);  // heads stand outside the prefix of the body
+  if (t == nullptr && !parameter.trained && parameter.init.rule == layers::Init::Rule::retention) {
+    // Decays that follow from the number of heads: files of others leave them out.
+    const std::vector<double> values = layers::initial_values(parameter.init, parameter.shape, parameter.name, 0);
+    auto* made = reinterpret_cast<float*>(bound.allocate(static_cast<int64_t>(values.size()) * 4));
+    for (size_t i = 0; i < values.size(); ++i) made[i] = static_cast<float>(values[i]);
+    bound.view = View::dense(made, Dtype::f32, parameter.shape.data(), static_cast<int>(parameter.shape.size()));
+    return {};
+  }
   if (t == nullptr) return bad_input(d.family + ": tensor " + json_quote_short(prefix + theirs) + " is missing");
   const std::string where = t->path + ": tensor " + json_quote_short(t->name);
   bound.fingerprint = hash(bound.fingerprint, parameter.name.data(), parameter.name.size());
   bound.fingerprint = hash(bound.fingerprint, t->data, static_cast<size_t>(std::min<uint64_t>(t->bytes, 256)));
 
-  // Sizes: ones in front do not count (position_embeddings [1, N, C]), and patches [C, 3, P, P] are a matrix.
+  // Sizes: ones in front (position_embeddings [1, N, C]) and between (conv1d [C, 1, taps]) do not count, patches [C, 3, P, P]
+  // are a matrix, and a vector may be one of heads (dt_bias [H K]).
   const std::vector<int64_t>& wanted = parameter.shape;
   const int64_t rows = wanted.empty() ? 1 : wanted[0], elements = [&] {
     int64_t n = 1;
@@ -168,7 +177,9 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
   }();
   std::vector<int64_t> found = t->shape;
   while (found.size() > wanted.size() && found.front() == 1) found.erase(found.begin());
+  if (found.size() == 3 && wanted.size() == 2 && found[1] == 1) found.erase(found.begin() + 1);
   if (parameter.name == "patches.weight" && found.size() == 4) found = {found[0], found[1] * found[2] * found[3]};
+  if (found.size() == 1 && wanted.size() == 2 && found[0] == elements && rule->parts == 1 && rule->total == 0) found = wanted;
   std::vector<int64_t> expected = wanted;
   expected[0] = source_rows(*rule, rows);
   const bool turn = rule->transposed && wanted.size() == 2;
@@ -433,8 +444,10 @@ Status Weights::load(const WeightFiles& files, const Description& d, const std::
   for (const auto& [name, tensor] : files.all()) {
     if (used.count(name) != 0) continue;
     const bool legacy = ends_with(name, ".gamma") || ends_with(name, ".beta");
-    const auto ends = [&tensor_name = name](const std::string& end) { return ends_with(tensor_name, end); };
-    if (!legacy && std::none_of(d.ignored.begin(), d.ignored.end(), ends)) {
+    const auto left_out = [&tensor_name = name](const std::string& end) {
+      return end.back() == '*' ? tensor_name.rfind(end.substr(0, end.size() - 1), 0) == 0 : ends_with(tensor_name, end);
+    };
+    if (!legacy && std::none_of(d.ignored.begin(), d.ignored.end(), left_out)) {
       warnings_.push_back(tensor.path + ": tensor " + json_quote_short(name) + " belongs to no part of this " + d.family +
                           " model");
     }

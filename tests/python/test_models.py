@@ -79,6 +79,25 @@ CAUSAL = {
                    new_decoder_architecture=True)),
     "falcon-old": (transformers.FalconConfig, dict(vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, multi_query=False,
                    parallel_attn=False, bias=True)),
+    "mamba": (transformers.MambaConfig, dict(vocab_size=97, hidden_size=48, state_size=8, num_hidden_layers=3)),
+    "mamba-untied": (transformers.MambaConfig, dict(vocab_size=97, hidden_size=48, state_size=8, num_hidden_layers=2, expand=1, use_bias=True,
+                     use_conv_bias=False, conv_kernel=3, time_step_rank=5, tie_word_embeddings=False)),
+    "mamba2": (transformers.Mamba2Config, dict(vocab_size=97, hidden_size=32, state_size=16, num_hidden_layers=3, num_heads=8, head_dim=8, n_groups=2,
+               chunk_size=16)),
+    "mamba2-limit": (transformers.Mamba2Config, dict(vocab_size=97, hidden_size=32, state_size=16, num_hidden_layers=2, num_heads=4, head_dim=16,
+                     n_groups=1, time_step_limit=(0.01, 0.5), chunk_size=16, use_bias=True)),
+    "lfm2": (transformers.Lfm2Config, dict(SMALL, num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"], block_multiple_of=16)),
+    "lfm2-bias": (transformers.Lfm2Config, dict(SMALL, full_attn_idxs=[1], conv_bias=True, conv_L_cache=4, block_auto_adjust_ff_dim=False,
+                  tie_word_embeddings=False)),
+    "qwen3_5_text": (transformers.Qwen3_5TextConfig, dict(SMALL, num_hidden_layers=4, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4,
+                     linear_key_head_dim=8, linear_value_head_dim=16)),
+    "bamba": (transformers.BambaConfig, dict(SMALL, num_hidden_layers=4, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16,
+              mamba_chunk_size=16)),
+    "granitemoehybrid": (transformers.GraniteMoeHybridConfig, dict(SMALL, num_local_experts=0, shared_intermediate_size=80, mamba_n_heads=8, mamba_d_state=16,
+                         mamba_n_groups=2, layer_types=["mamba", "attention", "mamba"], embedding_multiplier=3.0, residual_multiplier=0.4,
+                         attention_multiplier=0.1, logits_scaling=2.0, mamba_chunk_size=16)),
+    "granitemoehybrid-rope": (transformers.GraniteMoeHybridConfig, dict(SMALL, num_local_experts=0, shared_intermediate_size=80, mamba_n_heads=8,
+                              mamba_d_state=16, layer_types=["attention", "mamba", "attention"], position_embedding_type="rope", mamba_chunk_size=16)),
 }  # fmt: skip
 PROMPTS = [
     "The capital of France is", "Once upon a time", "def fibonacci(n):", "The linnet is a small", "In 1969, humans",
@@ -121,6 +140,27 @@ def test_logits_of_causal_models(name, shards, tmp_path):
     for token in tokens[0, 40:].tolist():
         logits = session.decode(token)
     assert agreement(logits, expected[0, -1]) < 1e-4
+
+
+def test_text_part_of_qwen3_5(tmp_path):
+    """Checkpoints with an image tower hold the text model in text_config and model.language_model; the rest is left out."""
+    kind, options = CAUSAL["qwen3_5_text"]
+    vision = dict(depth=1, hidden_size=32, intermediate_size=32, num_heads=2, out_hidden_size=64, num_position_embeddings=16)
+    config = transformers.Qwen3_5Config(text_config=kind(**options).to_dict(), vision_config=vision)
+    reference = randomized(transformers.Qwen3_5ForConditionalGeneration._from_config(config, attn_implementation="eager"))
+    reference.save_pretrained(tmp_path)
+    tokens = list(range(40))
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits
+    assert agreement(runtime.load(tmp_path).logits(tokens), expected) < 1e-4
+
+
+def test_infinity_as_python_writes_it(tmp_path):
+    kind, options = CAUSAL["mamba2"]
+    randomized(transformers.AutoModelForCausalLM.from_config(kind(**options))).save_pretrained(tmp_path)
+    path, expected = tmp_path / "config.json", runtime.load(tmp_path).logits([1, 2, 3])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "time_step_limit": [0.0, float("inf")]}))
+    assert "Infinity" in path.read_text() and list(runtime.load(tmp_path).logits([1, 2, 3])) == list(expected)
 
 
 def test_older_files_name_windows_by_a_pattern(tmp_path):

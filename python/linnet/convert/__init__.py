@@ -91,8 +91,8 @@ def convert(model, text, *, budget=0.25, length=8192, plan=None, mechanisms=None
                 raise ValueError(f"layer {site.index} cannot be {entry['mechanism']}: {why}")
             mixer = mixers.make(site.shape, **entry)
             site.candidates = {choose.label(mixer.mechanism, mixer.options): mixer}
-        if entries:
-            raise ValueError(f"the plan has layer {min(entries)}, the model has {len(sites)}")
+        if others := [index for index, entry in entries.items() if entry["mechanism"] != "softmax"]:
+            raise ValueError(f"the plan has layer {min(others)}, the model has attention in {', '.join(str(site.index) for site in sites)}")
     else:
         causal = all(site.shape.causal for site in sites)
         mechanisms = mechanisms or (("softmax", "window", "hybrid") if causal else ("softmax", "window", "monarch", "hierarchical"))

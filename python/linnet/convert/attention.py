@@ -231,6 +231,16 @@ def probe(model):
     return {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=device)}
 
 
+def numbered(sites):
+    """Sites by the number of their block, which its name ends with: a hybrid model has other blocks between them."""
+    numbers = [[int(part) for part in site.name.split(".") if part.isdigit()] for site in sites]
+    blocks = [each[-1] for each in numbers if each]
+    if len(blocks) == len(sites) and all(a < b for a, b in zip(blocks, blocks[1:])):
+        for site, block in zip(sites, blocks, strict=True):
+            site.index = block
+    return sites
+
+
 def find(model):
     """The attention layers in the order in which they run. The model runs once, on two tokens."""
     kind = getattr(model.config, "model_type", type(model).__name__)
@@ -281,4 +291,4 @@ def find(model):
         for name in _RAW.values():
             if isinstance(getattr(site.module, name, None), nn.Module):
                 getattr(site.module, name).register_forward_hook(_keep_raw)
-    return list(found.values())
+    return numbered(list(found.values()))

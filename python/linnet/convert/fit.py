@@ -182,7 +182,7 @@ class Fit:
         tokens = None
         losses, targets = {}, {}
         generator = torch.Generator().manual_seed(self.settings.seed * 100_003 + step)
-        draws = torch.rand(len(self.sites), generator=generator).tolist()
+        draws = dict(zip((site.index for site in self.sites), torch.rand(len(self.sites), generator=generator).tolist(), strict=True))
 
         def remember(module, query, key, value, scaling, options, teach, read):
             out = teach()
@@ -318,7 +318,7 @@ class Fit:
             losses = self.mean(self.within_memory(work))
             for key, loss in losses.items():
                 if not math.isfinite(loss):
-                    site = self.sites[key[0]]
+                    site = self.site(key[0])
                     raise NotFinite(f"the loss of layer {site.index} ({site.name}, {key[1]}) is not finite at step {step} of the fit")
             self.reduce([p for _, p, _ in parameters])
             for each in groups.values():  # layers are independent of each other, so are their gradients' norms
@@ -353,16 +353,19 @@ class Fit:
         self.best = {}
         self.save("between", {})
 
+    def site(self, index):
+        return next(site for site in self.sites if site.index == index)
+
     def keep_best(self, best, losses):
         if not best:
             self.best = {}
         for key, loss in losses.items():
             if math.isnan(loss):
-                site = self.sites[key[0]]
+                site = self.site(key[0])
                 raise NotFinite(f"the held-out loss of layer {site.index} ({site.name}) is not finite")
             if key not in best or loss < best[key]:
                 best[key] = loss
-                mixer = self.sites[key[0]].candidates[key[1]]
+                mixer = self.site(key[0]).candidates[key[1]]
                 self.best[key] = {name: y.detach().clone() for name, y in mixer.state_dict().items()}
 
     def length(self, blocks):

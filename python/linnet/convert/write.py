@@ -143,15 +143,15 @@ def load_model(path, dtype=torch.float32):
 
 def put_mixers(sites, layers, tensors, where):
     """Mixers of a config's list with their parameters; every mismatch is an error with the tensor's name."""
-    expected = set()
+    expected, numbered = set(), {site.index: site for site in sites}
     for entry in layers:
         options = {name: value for name, value in entry.items() if name not in ("index", "mechanism", "cost", "damage")}
         index, mechanism = entry.get("index"), entry.get("mechanism")
-        if not isinstance(index, int) or not 0 <= index < len(sites):
-            raise ValueError(f"{where}: linnet.layers has layer {index}, the model has {len(sites)}")
-        site = sites[index]
-        if mechanism == "softmax":
+        if mechanism == "softmax":  # or a recurrence of the source, which stays as it is
             continue
+        if index not in numbered:
+            raise ValueError(f"{where}: linnet.layers has layer {index}, the model has attention in {', '.join(map(str, numbered))}")
+        site = numbered[index]
         if why := attention.refusal(site, mechanism, options):
             raise ValueError(f"{where}: layer {index} cannot be {mechanism}: {why}")
         names = mixers.MIXERS[mechanism].option_names if mechanism in mixers.MIXERS else ()

@@ -169,6 +169,7 @@ class Checker {
       case 'n': return word("null");
       default: break;
     }
+    if (limits_.infinity && peek() == 'I') return word("Infinity");
     if (peek() == '-' || is_digit(peek())) return number();
     return fail(more() ? "expected a JSON value" : "the text ends where a JSON value should stand");
   }

@@ -30,6 +30,7 @@ struct JsonLimits {
   size_t max_bytes = size_t{16} << 20;
   int max_depth = 32;                    // objects and arrays inside each other; at most kMaxJsonDepth counts
   size_t max_members = size_t{1} << 20;  // of one object; checking for duplicates takes 8 bytes each
+  bool infinity = false;                 // Infinity, as Python writes it, is a number too, which number() does not read
 };
 inline constexpr size_t kMaxJsonBytes = 0xffffffff;  // offsets have 32 bits
 inline constexpr int kMaxJsonDepth = 256;            // the parser calls itself once per level

@@ -6,7 +6,8 @@ namespace {
 
 struct Mamba2 {
   int64_t hidden = 768, inner = 0, head = 64, state = 128, groups = 1, taps = 4;
-  bool conv_bias = true, bias = false, norm = true, norm_before_gate = false, skip_per_channel = false, skip = true;
+  bool conv_bias = true, bias = false, norm = true, norm_before_gate = false, norm_all = false, skip_per_channel = false,
+       skip = true;
   double dt_min = 0, eps = 1e-5;
   double step_low = 1e-3, step_high = 0.1, rate_low = 1, rate_high = 16;
   Maybe dt_max;
@@ -44,9 +45,10 @@ Value record(Recorder& l, const Mamba2& o, Value x) {  // x [B, T, hidden]
                   {"z", o.norm ? Value() : l.split(z, H)},
                   {"dt_bias", l.weight("dt_bias", {H}, inverse_softplus_log_uniform(o.step_low, o.step_high), as("dt_bias"))}},
                  {{"dt_min", number_text(o.dt_min)}, {"dt_max", o.dt_max.given ? number_text(o.dt_max.value) : "none"}});
-  if (o.norm) {  // over each group's channels
-    const Value weight = l.split(l.weight("norm.weight", {E}, ones(), as("norm")), G);
-    y = l.op("rms_norm_gated", {{"x", l.reshape(y, {G, E / G})}, {"z", l.split(z, G)}, {"weight", weight}},
+  if (o.norm) {  // over each group's channels, or all
+    const int64_t parts = o.norm_all ? 1 : G;
+    const Value weight = l.split(l.weight("norm.weight", {E}, ones(), as("norm")), parts);
+    y = l.op("rms_norm_gated", {{"x", l.reshape(y, {parts, E / parts})}, {"z", l.split(z, parts)}, {"weight", weight}},
              {{"eps", number_text(o.eps)}, {"norm_before_gate", flag(o.norm_before_gate)}}, "norm");
   }
   const Value out_bias = o.bias ? l.weight("out_proj.bias", {o.hidden}, zeros(), as("b_out")) : Value();
@@ -85,6 +87,7 @@ const Layer& mamba2_layer() {
           .option("skip", &O::skip, "the skip D")
           .option("skip_per_channel", &O::skip_per_channel, "D has a number for each channel, else for each head")
           .option("norm", &O::norm, "the gated norm; else the gate alone")
+          .option("norm_all", &O::norm_all, "the norm spans all channels, as in transformers; else each group's")
           .option("norm_before_gate", &O::norm_before_gate, "norm(y) silu(z) instead of norm(y silu(z))")
           .option("dt_min", &O::dt_min, 0, kAnyReal, "least step size")
           .option("dt_max", &O::dt_max, 0, kAnyReal, "largest step size; none: no limit")

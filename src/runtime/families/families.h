@@ -22,7 +22,12 @@ void describe_opt(Config& config, Description& d);
 void describe_falcon(Config& config, Description& d);
 void describe_bert(Config& config, Description& d);  // bert, roberta, xlm-roberta, camembert, distilbert, electra, albert
 void describe_modernbert(Config& config, Description& d);
-void describe_vit(Config& config, Description& d);  // vit, deit
+void describe_vit(Config& config, Description& d);    // vit, deit
+void describe_mamba(Config& config, Description& d);  // mamba, mamba2
+void describe_lfm2(Config& config, Description& d);
+void describe_qwen3_5(Config& config, Description& d);       // qwen3_5_text, qwen3_5
+void describe_mamba_hybrid(Config& config, Description& d);  // bamba, granitemoehybrid
+void describe_fla(Config& config, Description& d);           // gla, retnet, delta_net, gated_deltanet, kda
 void describe_linnet(Config& config, Description& d);
 
 inline constexpr Family kFamilies[] = {
@@ -69,6 +74,18 @@ inline constexpr Family kFamilies[] = {
     {"electra", describe_bert},
     {"albert", describe_bert},
     {"modernbert", describe_modernbert},
+    {"mamba", describe_mamba},
+    {"mamba2", describe_mamba},
+    {"lfm2", describe_lfm2},
+    {"qwen3_5_text", describe_qwen3_5},
+    {"qwen3_5", describe_qwen3_5},
+    {"bamba", describe_mamba_hybrid},
+    {"granitemoehybrid", describe_mamba_hybrid},
+    {"gla", describe_fla},
+    {"retnet", describe_fla},
+    {"delta_net", describe_fla},
+    {"gated_deltanet", describe_fla},
+    {"kda", describe_fla},
     {"linnet", describe_linnet},
 };
 
