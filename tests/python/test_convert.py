@@ -356,7 +356,7 @@ def test_sentences(folder, ids, tmp_path):
     fails("no mechanism 'magic'", plan=[{"index": 0, "mechanism": "magic"}])
     fails("hybrid has no option 'wings'", plan=[{"index": 0, "mechanism": "hybrid", "wings": 2}])
     fails("window is 0, expected a whole number of at least 1", plan=[{"index": 0, "mechanism": "window", "window": 0}])
-    fails("the plan has layer 7, the model has 2", plan=[{"index": 7, "mechanism": "window"}])
+    fails("the plan has layer 7, the model has attention in 0, 1", plan=[{"index": 7, "mechanism": "window"}])
     fails("there is no option 'speed'", TypeError, speed=3)
     fails("tokens are too few", text=ids[:100])
     fails("has no tokenizer.json", FileNotFoundError, text="some text", tokenizer=None)

@@ -79,7 +79,7 @@ def causal(name):
     return randomized(transformers.AutoModelForCausalLM.from_config(kind(**dict(options, vocab_size=320)), attn_implementation="eager"))
 
 
-@pytest.mark.parametrize("name", [*(name for name in CAUSAL if name not in WINDOWED), *OWN_WINDOWS])
+@pytest.mark.parametrize("name", [*(name for name in CAUSAL if name not in WINDOWED and not name.startswith("mamba")), *OWN_WINDOWS])
 def test_causal(name, text, tmp_path):
     folder = make(tmp_path / "model", causal(name))
     before = hashes(folder)
@@ -102,8 +102,16 @@ def test_causal(name, text, tmp_path):
                 out = model(input_ids=part[None], past_key_values=cache, use_cache=True)
                 cache = out.past_key_values
         assert agreement(ours, theirs) < 1e-4
-        assert agreement(out.logits.flatten().tolist(), theirs[:, -4:]) < 1e-4
+        if name != "bamba":  # the unconverted one of transformers 5.22 gives other logits from its cache, too (0.6 of the largest)
+            assert agreement(out.logits.flatten().tolist(), theirs[:, -4:]) < 1e-4
     assert agreement(ours, torch.tensor(runtime.load(folder, weights="f32").logits(tokens.tolist()))) > 1e-4  # something was replaced
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_nothing_to_convert(name, text, tmp_path):
+    folder = make(tmp_path / "model", causal(name))
+    said = run("convert", folder, "--out", tmp_path / "fast", "--text", text, "--budget", 0.6, *WORDS, code=3).stderr
+    assert "has no softmax attention layer that could be converted" in said and [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("name", WINDOWED)
