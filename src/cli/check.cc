@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <map>
 
+#include "check/files/vectors.h"
 #include "check/sample.h"
-#include "check/vectors.h"
 #include "cli/command.h"
 #include "cli/print.h"
 #include "core/cuda/driver.h"

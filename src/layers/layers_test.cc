@@ -1,6 +1,6 @@
 // One table for all layers: at once = in pieces = token by token = packed = several sessions in one call, in f64 and f32; the
 // vector files in four types; wrong options get their sentence.
-#include "check/layers.h"
+#include "check/files/layers.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
 // Vector files of layers: the record runs in f64 against the file, in lower precision against itself in double with the
 // reference operators on the rounded inputs; and the tokens in pieces and one by one against all of them at once.
-#include "check/layers.h"
+#include "check/files/layers.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "check/file_kind.h"
+#include "check/files/file_kind.h"
 #include "core/half.h"
 #include "layers/layer.h"
 #include "layers/runner.h"

@@ -1,8 +1,8 @@
-#include "check/vectors.h"
+#include "check/files/vectors.h"
 
 #include <algorithm>
 
-#include "check/layers.h"
+#include "check/files/layers.h"
 #include "core/files/safetensors.h"
 
 namespace linnet::check {

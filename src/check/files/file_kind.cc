@@ -1,4 +1,4 @@
-#include "check/file_kind.h"
+#include "check/files/file_kind.h"
 
 #include <algorithm>
 #include <charconv>
@@ -7,7 +7,7 @@
 namespace linnet::check {
 
 #define LINNET_FILE_KIND(name) const FileKind& name##_files();
-#include "check/file_kinds.h"
+#include "check/files/file_kinds.h"
 #undef LINNET_FILE_KIND
 
 namespace {
@@ -36,7 +36,7 @@ bool parse(const std::string& text, T* value) {
 const FileKind* find_file_kind(std::string_view mechanism, std::string_view operation) {
   static const std::vector<const FileKind*> kinds = {
 #define LINNET_FILE_KIND(name) &name##_files(),
-#include "check/file_kinds.h"
+#include "check/files/file_kinds.h"
 #undef LINNET_FILE_KIND
   };
   for (const FileKind* kind : kinds) {

@@ -1,4 +1,4 @@
-#include "check/vectors.h"
+#include "check/files/vectors.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

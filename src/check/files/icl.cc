@@ -1,6 +1,7 @@
 // icl files: the closed forms of in-context linear estimation, and the predictors.
 #include "analysis/icl.h"
-#include "check/file_kind.h"
+
+#include "check/files/file_kind.h"
 
 namespace linnet::check {
 namespace {

@@ -1,7 +1,7 @@
 // Vector files of layers (src/layers).
 #pragma once
 
-#include "check/file_kind.h"
+#include "check/files/file_kind.h"
 
 namespace linnet::check {
 

@@ -1,5 +1,5 @@
 // Task files: sequences drawn from a seed, regenerated number for number.
-#include "check/file_kind.h"
+#include "check/files/file_kind.h"
 #include "tasks/forecast.h"
 #include "tasks/listops.h"
 #include "tasks/mad.h"

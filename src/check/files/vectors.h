@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "check/file_kind.h"
+#include "check/files/file_kind.h"
 
 namespace linnet::check {
 

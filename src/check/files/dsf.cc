@@ -1,9 +1,10 @@
 // dsf files: the matrices of a mixer's system, its transfer, and everything that is reported of it.
+#include "analysis/dsf.h"
+
 #include <algorithm>
 #include <cmath>
 
-#include "analysis/dsf.h"
-#include "check/file_kind.h"
+#include "check/files/file_kind.h"
 
 namespace linnet::check {
 namespace {
