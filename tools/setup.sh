@@ -6,6 +6,7 @@
 #   tools/setup.sh gtest    build, and GoogleTest
 #   tools/setup.sh lint     build, and clang-format, clang-tidy
 #   tools/setup.sh cache    build, and ccache: the wheel compiles the sources of the test build once more
+#   tools/setup.sh browser  build, and Chromium: tests open the pages in it, and are skipped without it
 #
 # A missing system package is installed when this runs as root on a machine with apt-get; otherwise the one line that installs
 # everything missing is printed. Python packages go into .venv inside the checkout and nowhere else.
@@ -45,6 +46,7 @@ missing_packages() {
       ;;
     gtest) has_gtest || echo libgtest-dev ;;
     cache) has ccache || echo ccache ;;
+    browser) has chromium || echo chromium ;;
     lint)
       has clang-format || echo clang-format
       has clang-tidy || echo clang-tidy
@@ -88,13 +90,13 @@ python_packages() {
 }
 
 case ${1-} in
-  build | gtest | lint | cache) system_packages "$1" ;;
+  build | gtest | lint | cache | browser) system_packages "$1" ;;
   test)
     system_packages test
     python_packages
     ;;
   *)
-    echo "usage: tools/setup.sh build | test | gtest | lint | cache" >&2
+    echo "usage: tools/setup.sh build | test | gtest | lint | cache | browser" >&2
     exit 2
     ;;
 esac
