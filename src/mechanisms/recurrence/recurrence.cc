@@ -237,7 +237,8 @@ const Op& recurrence_segments_op() {
           .cost<cost_segments>()
           .bench("B=1 T=8192 Hq=1 Hk=1 Hv=1 K=128 V=128 with=g,beta,A,final_state segment=1024 dtype=f32 pass=fwd")
           .impl<ref::recurrence_segments_forward, nullptr, ref::recurrence_segments_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS_FORWARD(recurrence_segments);
+          LINNET_ISA_IMPLS_FORWARD(recurrence_segments)
+          .cuda<cuda::recurrence_segments_forward, nullptr, cuda::recurrence_segments_workspace, cuda::recurrence_segments_refuses>();
   return op;
 }
 // clang-format on

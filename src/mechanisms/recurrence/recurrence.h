@@ -81,5 +81,6 @@ int64_t recurrence_segments_workspace(const RecurrenceSegmentsArgs& args, const 
 LINNET_KERNELS(recurrence, RecurrenceArgs, RecurrenceOut, RecurrenceGrads)
 LINNET_KERNELS(recurrence_decode, RecurrenceDecodeArgs, RecurrenceDecodeOut, RecurrenceDecodeGrads)
 LINNET_KERNELS(recurrence_segments, RecurrenceSegmentsArgs, RecurrenceSegmentsOut, RecurrenceSegmentsGrads)
+LINNET_CUDA_KERNELS(recurrence_segments, RecurrenceSegmentsArgs, RecurrenceSegmentsOut, RecurrenceSegmentsGrads)
 
 }  // namespace linnet
