@@ -221,7 +221,8 @@ const Op& distill_op() {
           .bench("B=1 T=8192 S=T H=8 K=64 V=K M=64|128 causal=1 dtype=f32 pass=fwd|fwd+bwd")
           .compare("64 random", "z=normal alpha=1 M=64")
           .impl<ref::distill_forward, ref::distill_backward, ref::distill_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(distill);
+          LINNET_ISA_IMPLS(distill)
+          .cuda<cuda::distill_forward, cuda::distill_backward, cuda::distill_workspace, cuda::distill_refuses>();
   return op;
 }
 

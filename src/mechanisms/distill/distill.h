@@ -200,6 +200,7 @@ LINNET_KERNELS(distill_alloc, DistillAllocArgs, DistillAllocOut, DistillAllocGra
 LINNET_KERNELS(distill_balance, DistillBalanceArgs, DistillBalanceOut, DistillBalanceGrads)
 LINNET_KERNELS(distill_window, DistillWindowArgs, DistillWindowOut, DistillWindowGrads)
 LINNET_KERNELS(distill_window_decode, DistillWindowDecodeArgs, DistillWindowDecodeOut, DistillWindowDecodeGrads)
+LINNET_CUDA_KERNELS(distill, DistillArgs, DistillOut, DistillGrads)
 LINNET_CUDA_KERNELS(distill_decode, DistillDecodeArgs, DistillDecodeOut, DistillDecodeGrads)
 LINNET_CUDA_KERNELS(distill_window_decode, DistillWindowDecodeArgs, DistillWindowDecodeOut, DistillWindowDecodeGrads)
 LINNET_CUDA_KERNELS(distill_hybrid, DistillHybridArgs, DistillHybridOut, DistillHybridGrads)

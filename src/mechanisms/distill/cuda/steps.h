@@ -1,4 +1,4 @@
-// What the kernels of distill_decode, distill_window_decode and distill_hybrid_decode are told (distill_steps_cuda.cu).
+// What the kernels of distill_decode, distill_window_decode and distill_hybrid_decode are told (steps.cu).
 #pragma once
 
 #include "mechanisms/distill/distill.h"

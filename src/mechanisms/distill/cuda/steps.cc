@@ -1,5 +1,5 @@
 // distill_decode, distill_window_decode, distill_hybrid_decode and, from an empty state, distill_hybrid on the GPU.
-#include "distill_steps_cuda.h"
+#include "mechanisms/distill/cuda/steps.h"
 
 #include "mechanisms/shared/pieces.h"
 
@@ -8,7 +8,7 @@ LINNET_USES_IMAGES(distill)
 namespace linnet::cuda {
 namespace {
 
-constexpr const char* kImage = "distill/distill_steps_cuda";
+constexpr const char* kImage = "distill/cuda/steps";
 
 DistillScratch cut(Arena& arena, int64_t units, int64_t keys, int64_t width) {
   DistillScratch s;

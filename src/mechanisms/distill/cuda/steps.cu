@@ -1,6 +1,6 @@
 // Attention with learned features on the GPU, from a state: a block has a head of a batch row and walks its tokens, one or a
 // whole prompt. Sums are doubles, the state is f32. What the heads of a batch row share is written by kernels of its own.
-#include "mechanisms/distill/distill_steps_cuda.h"
+#include "mechanisms/distill/cuda/steps.h"
 #include "mechanisms/shared/pieces.cuh"
 
 namespace linnet::cuda {
