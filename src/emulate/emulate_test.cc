@@ -85,7 +85,13 @@ INSTANTIATE_TEST_SUITE_P(
                     "hierarchical B=2 T=37 H=2 K=8 V=6 E=3 nodes=47 arity=6 include_self=1 with=pos,mask tie=row causal=1 "
                     "dtype=f32 pass=bwd impl=cuda seed=3",
                     "hierarchical B=2 T=37 H=2 K=8 V=6 E=3 nodes=47 arity=6 include_self=1 with=pos,mask tie=row dtype=f32 "
-                    "pass=bwd impl=cuda seed=3"));
+                    "pass=bwd impl=cuda seed=3",
+                    "distill B=1 T=70 S=70 H=2 K=8 V=5 M=9 causal=1 with=key_mask,key_logw dtype=f32 pass=bwd impl=cuda seed=1",
+                    "distill B=2 T=37 S=37 H=1 K=8 V=140 M=130 with=key_mask dtype=bf16 pass=bwd impl=cuda seed=1",
+                    "distill_window B=1 T=150 H=1 K=4 V=3 F=4 window=40 dtype=f32 pass=bwd impl=cuda seed=1",
+                    "distill_window B=1 T=520 H=1 K=4 V=1 F=1 window=3 dtype=f32 pass=fwd impl=cuda seed=1",
+                    "recurrence_segments B=2 T=40 Hq=2 Hk=1 Hv=2 K=70 V=5 with=g,beta,A,segment_A segment=9 dtype=f32 pass=fwd "
+                    "impl=cuda seed=1"));
 
 // 64 threads of a kernel of tests/emulate/faults.cu on 64 floats, which it changes.
 std::vector<float> run_fault(const char* name) {

@@ -384,7 +384,8 @@ const Op& distill_window_op() {
           .bench("B=1 T=8192 H=8 K=64 V=64 F=64 window=64 with=out_terraced dtype=f32 pass=fwd|fwd+bwd")
           .bench("B=1 T=2048 H=8 K=64 V=64 F=64 window=64 with=entropy|stable_rank dtype=f32 pass=fwd")
           .impl<ref::distill_window_forward, ref::distill_window_backward, ref::distill_window_workspace>("ref", always_available)
-          LINNET_ISA_IMPLS(distill_window);
+          LINNET_ISA_IMPLS(distill_window)
+          .cuda<cuda::distill_window_forward, cuda::distill_window_backward, cuda::distill_window_workspace, cuda::distill_window_refuses>();
   return op;
 }
 

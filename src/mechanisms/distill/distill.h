@@ -202,6 +202,7 @@ LINNET_KERNELS(distill_window, DistillWindowArgs, DistillWindowOut, DistillWindo
 LINNET_KERNELS(distill_window_decode, DistillWindowDecodeArgs, DistillWindowDecodeOut, DistillWindowDecodeGrads)
 LINNET_CUDA_KERNELS(distill, DistillArgs, DistillOut, DistillGrads)
 LINNET_CUDA_KERNELS(distill_decode, DistillDecodeArgs, DistillDecodeOut, DistillDecodeGrads)
+LINNET_CUDA_KERNELS(distill_window, DistillWindowArgs, DistillWindowOut, DistillWindowGrads)
 LINNET_CUDA_KERNELS(distill_window_decode, DistillWindowDecodeArgs, DistillWindowDecodeOut, DistillWindowDecodeGrads)
 LINNET_CUDA_KERNELS(distill_hybrid, DistillHybridArgs, DistillHybridOut, DistillHybridGrads)
 LINNET_CUDA_KERNELS(distill_hybrid_decode, DistillHybridDecodeArgs, DistillHybridOut, DistillHybridGrads)
@@ -215,7 +216,7 @@ bool distill_one_feature(const View& alpha, int64_t h);
 
 // distill_window: the first key of row i's window. Sliding: the last `window` keys; terraced: the current and the previous
 // block.
-LINNET_INLINE int64_t distill_window_begin(bool terraced, int64_t window, int64_t i) {
+LINNET_INLINE constexpr int64_t distill_window_begin(bool terraced, int64_t window, int64_t i) {
   const int64_t begin = terraced ? (i / window - 1) * window : i - window + 1;
   return begin > 0 ? begin : 0;
 }

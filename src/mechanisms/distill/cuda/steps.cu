@@ -1,13 +1,10 @@
 // Attention with learned features on the GPU, from a state: a block has a head of a batch row and walks its tokens, one or a
 // whole prompt. Sums are doubles, the state is f32. What the heads of a batch row share is written by kernels of its own.
+#include "mechanisms/distill/cuda/hedgehog.cuh"
 #include "mechanisms/distill/cuda/steps.h"
-#include "mechanisms/shared/pieces.cuh"
 
 namespace linnet::cuda {
 namespace {
-
-constexpr int kThreads = 128;
-constexpr double kFloor = 1e-12;
 
 __device__ __forceinline__ void copy_row(const View& from, int64_t b, int64_t t, const View& to, int64_t row, int64_t h) {
   for (int64_t c = threadIdx.x; c < from.size[3]; c += kThreads) put(to, get(from, b, t, h, c), b, row, h, c);
@@ -80,39 +77,6 @@ __device__ void absorb(const Scratch& x, const View& state, const View& n, const
   }
   __syncthreads();
 }
-// The largest of x, known to all threads behind it; and x = exp(x - top).
-__device__ double largest(const double* x, int64_t count, double top) {
-  for (int64_t i = 0; i < count; ++i) top = x[i] > top || isnan(x[i]) ? x[i] : top;
-  return top;
-}
-__device__ void exponentials(double* x, int64_t count, double top) {
-  for (int64_t i = threadIdx.x; i < count; i += kThreads) x[i] = x[i] == -INFINITY ? 0 : exp(x[i] - top);
-}
-
-// Both halves of the hedgehog map of a row, in f [2 F]; by one warp's worth of work in every thread's turn.
-__device__ void hedgehog(const View& x, const View& w, int64_t b, int64_t t, int64_t h, double* f) {
-  const int64_t K = x.size[3], F = w.size[2];
-  for (int64_t c = threadIdx.x; c < F; c += kThreads) {
-    double y = 0;
-    for (int64_t k = 0; k < K; ++k) y += static_cast<double>(get(x, b, t, h, k)) * get(w, h, k, c);
-    f[c] = y;
-    f[F + c] = -y;
-  }
-  __syncthreads();
-  const double high = largest(f, F, -INFINITY), low = largest(f + F, F, -INFINITY);
-  __syncthreads();
-  exponentials(f, F, high);
-  exponentials(f + F, F, low);
-  __syncthreads();
-  double up = 0, down = 0;
-  for (int64_t c = 0; c < F; ++c) up += f[c], down += f[F + c];
-  __syncthreads();
-  for (int64_t c = threadIdx.x; c < F; c += kThreads) {
-    f[c] = max(f[c] / up, kFloor);
-    f[F + c] = max(f[F + c] / down, kFloor);
-  }
-  __syncthreads();
-}
 
 }  // namespace
 
@@ -152,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) distill_window_step(const
   const double eta = K == 0 ? 1 : 1 / sqrt(static_cast<double>(K)),
                g = 1 / (1 + exp(-static_cast<double>(get(args.window_factor, h))));
   const Scratch x(s.scratch, blockIdx.x);
-  const auto begin_of = [&](int64_t i) { return max(int64_t{0}, terraced ? (i / window - 1) * window : i - window + 1); };
+  const auto begin_of = [&](int64_t i) { return distill_window_begin(terraced, window, i); };
   const auto take_in = [&](int64_t row) {
     hedgehog(args.k_near, args.wk, b, row, h, x.f);
     for (int64_t i = threadIdx.x; i < 2 * F * (V + 1); i += kThreads) {
