@@ -5,8 +5,8 @@ layer's input x [B, T, C], or q_raw, k_raw as projected. It returns [B, T, H, D]
 `log_weights` gives the logarithm of the weights of a few rows, for the cross entropy with the teacher's; mechanisms without such rows
 have none.
 
-Everything runs on Linnet's operators. On a GPU an operator that has no CUDA kernels yet is replaced by plain torch (`softmax`,
-`distill_window`: T x T scores), which a warning says once.
+Everything runs on Linnet's operators. On a GPU plain torch stands in for those of PLAIN_ON_GPU, and for one that has no CUDA kernels,
+which a warning says once.
 """
 
 import functools
@@ -22,6 +22,7 @@ import linnet
 
 FLOOR = 1e-12  # of features, as in Hedgehog's code
 WINDOW_FACTOR = -2.1972246  # sigmoid of it is 0.1
+PLAIN_ON_GPU = ("distill", "distill_window")  # simple CUDA kernels in double, which have not been measured
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ def _on_gpu(operator):
 
 
 def native(operator, tensor):
-    """Whether the operator runs on the tensor's device."""
-    return not tensor.is_cuda or _on_gpu(operator)
+    """Whether the operator runs, and not plain torch, on the tensor's device."""
+    return not tensor.is_cuda or (operator not in PLAIN_ON_GPU and _on_gpu(operator))
 
 
 def repeat(y, heads):
