@@ -147,7 +147,7 @@ CALL = "B=1 T=2048 Hq=16 Hk=16 Hv=16 K=128 V=128 dtype=bf16 pass=bwd"
     ("delta", CALL, {"LINNET_IMPL": "delta:cuda"}, "cuda.delta", "cuda.delta"),
     ("gla", CALL, {}, "cuda.channel", "cuda.channel"),
     ("softmax", "pass=bwd", {}, "cuda.plain", "cuda.plain"),
-    ("grid_conv", "height=2 width=3 side=3 pass=bwd", {}, None, None)])
+    ("grid_conv", "height=2 width=3 side=3 dtype=f64 pass=bwd", {}, None, None)])
 def test_info_of_a_case_says_which_row_takes_it_and_why(name, case, env, forward, backward):
     found = json.loads(linnet("info", name, "--case", case, "--json", env=env).stdout)
     for each, expected in (("fwd", forward), ("bwd", backward)):
