@@ -91,9 +91,10 @@ LINNET_INLINE typename Vec<T>::V load_pieces(const S* p, int64_t step) {
     vu16 h;
     if constexpr (kPieces == 4) {
       const auto all = concatenate(concatenate(piece[0], piece[1]), concatenate(piece[2], piece[3]));
-      h = reinterpret_cast<vu16>(all);
+      __builtin_memcpy(&h, &all, sizeof all);  // not reinterpret_cast: clang compares the sizes in branches not taken, too
     } else if constexpr (kPieces == 2) {
-      h = reinterpret_cast<vu16>(concatenate(piece[0], piece[1]));
+      const auto both = concatenate(piece[0], piece[1]);
+      __builtin_memcpy(&h, &both, sizeof both);
     } else {
       __builtin_memcpy(&h, &piece[0], 8);
     }

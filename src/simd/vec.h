@@ -17,6 +17,7 @@
 //   lt le gt ge eq is_nan select(m, a, b)    masks combine with & | ~
 //   any(m) all(m)            of a mask
 //   sum highest lowest       over the lanes, always in the same order
+//   shuffle(v, i) shuffle(a, b, i)           lanes at the indices i
 //   bits, from_bits, to_int, from_int        reinterpretation and conversion
 //
 // Tiles of memory (transposes, copies with conversion): tile.h. Elementary functions: math.h. Products: gemm.h.
@@ -594,6 +595,28 @@ struct Vec<double> {
 #endif
   }
 };
+
+// Lane l is v[index[l]]; of two vectors b's lanes follow a's. Indices known to the compiler cost one instruction. clang takes
+// indices as template arguments only: what it reads here is right, but slow.
+template <class V, class I>
+LINNET_INLINE V shuffle(V a, V b, I index) {
+#if defined(__clang__)
+  constexpr int lanes = sizeof(V) / sizeof(a[0]);
+  V r{};
+  for (int l = 0; l < lanes; ++l) r[l] = index[l] < lanes ? a[index[l]] : b[index[l] - lanes];
+  return r;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+template <class V, class I>
+LINNET_INLINE V shuffle(V v, I index) {
+#if defined(__clang__)
+  return shuffle(v, v, index);
+#else
+  return __builtin_shuffle(v, index);
+#endif
+}
 
 // Lengths of padded scratch: the next multiple of the lanes.
 template <class T>

@@ -46,7 +46,7 @@ LINNET_INLINE int load_four_taps(const T* weight, int cols, T* taps, int64_t ld)
       for (int q = 0; q < 4; ++q) v[q] = X::load(weight + 4 * c + q * X::W);
       transpose_pieces(v);
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) X::store(taps + j * ld + c, __builtin_shuffle(v[j], order));
+      for (int j = 0; j < 4; ++j) X::store(taps + j * ld + c, shuffle(v[j], order));
     }
   }
   return c;
@@ -374,7 +374,7 @@ struct Triples {
       with_b[p] = from == 1 ? W + p : p;
       with_c[p] = from == 2 ? W + p : p;
     }
-    return __builtin_shuffle(__builtin_shuffle(a, b, with_b), c, with_c);
+    return shuffle(shuffle(a, b, with_b), c, with_c);
   }
   LINNET_INLINE static Triples split(V a, V b, V c) {
     // W v + p = j modulo 3; W is its own inverse
@@ -387,7 +387,7 @@ struct Triples {
     I index;
 #pragma GCC unroll 16
     for (int l = 0; l < W; ++l) index[l] = (3 * l + j) % W;
-    return __builtin_shuffle(place[j], index);
+    return shuffle(place[j], index);
   }
   // Each place takes what the next one has, the last one `now`: all move by one position.
   LINNET_INLINE Triples next(V now) const {
@@ -396,7 +396,7 @@ struct Triples {
     for (int p = 0; p < W; ++p) turn[p] = (p + 1) % W;
 #pragma GCC unroll 16
     for (int l = 0; l < W; ++l) last[(3 * l + 2) % W] = l;
-    return {{__builtin_shuffle(place[1], turn), __builtin_shuffle(place[2], turn), __builtin_shuffle(now, last)}};
+    return {{shuffle(place[1], turn), shuffle(place[2], turn), shuffle(now, last)}};
   }
   // vector v of the three
   LINNET_INLINE V joined(int v) const { return mix(place[0], place[1], place[2], W * v, 1); }

@@ -340,7 +340,7 @@ void features_apply(const void* self, const MapRows& at, const T* x, int64_t ldx
     case FeaturesMap::hedgehog:
     case FeaturesMap::hedgehog_exp:
     case FeaturesMap::hedgehog_joint:
-    case FeaturesMap::t2r: project(m, at, x, ldx, y); break;
+    case FeaturesMap::t2r:
     case FeaturesMap::favor:
     case FeaturesMap::favor_hyp:
     case FeaturesMap::favor_relu: project(m, at, x, ldx, y); break;

@@ -35,7 +35,7 @@ LINNET_INLINE typename Vec<T>::V shift_lanes(typename Vec<T>::V before, typename
   typename Vec<T>::I index;
 #pragma GCC unroll 16
   for (int l = 0; l < W; ++l) index[l] = W - 1 + l;
-  return __builtin_shuffle(before, v, index);
+  return shuffle(before, v, index);
 }
 
 // Two vectors of pairs, taken apart inside each 16 bytes: lane l belongs to pair pair_of(l).
@@ -55,7 +55,7 @@ struct Planes {
       even[l] = l / kEach * kEach + l % kEach % (kEach / 2) * 2 + (l % kEach) / (kEach / 2) * W;
       odd[l] = even[l] + 1;
     }
-    return {__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, odd)};
+    return {shuffle(a, b, even), shuffle(a, b, odd)};
   }
   // The two vectors again.
   LINNET_INLINE V first() const { return unpack_low(re, im); }
@@ -81,7 +81,7 @@ struct Planes {
     typename X::I index;
 #pragma GCC unroll 16
     for (int l = 0; l < W; ++l) index[l] = pair_of(l);
-    return __builtin_shuffle(v, index);
+    return shuffle(v, index);
   }
 };
 

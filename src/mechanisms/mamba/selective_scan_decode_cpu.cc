@@ -98,7 +98,7 @@ LINNET_INLINE typename Vec<T>::V join_pieces(typename Vec<T>::V (&part)[kCount])
   for (int count = kCount / 2; count > 0; count /= 2) {
 #pragma GCC unroll 4
     for (int i = 0; i < count; ++i) {
-      part[i] = __builtin_shuffle(part[2 * i], part[2 * i + 1], even) + __builtin_shuffle(part[2 * i], part[2 * i + 1], odd);
+      part[i] = shuffle(part[2 * i], part[2 * i + 1], even) + shuffle(part[2 * i], part[2 * i + 1], odd);
     }
   }
   return part[0];

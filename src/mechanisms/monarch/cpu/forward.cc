@@ -237,8 +237,10 @@ void monarch_decode_forward(const MonarchDecodeArgs& args, const MonarchOut& out
   const bool wide = args.q.dtype == Dtype::f64;
   const int64_t bytes = wide ? Decode<double>::bytes(args) : Decode<float>::bytes(args), B = args.q.size[0], T = args.q.size[1];
   double rows = 0;
-  for (int64_t b = 0; b < B; ++b)
-    rows += static_cast<double>(index_at(args.lengths, b) / args.q_block.size[1] + args.q_block.size[1]);
+  for (int64_t b = 0; b < B; ++b) {
+    const int64_t blocks = index_at(args.lengths, b) / args.q_block.size[1];
+    rows += static_cast<double>(blocks + args.q_block.size[1]);
+  }
   const double flops = rows * static_cast<double>(args.q.size[2] * T * (args.q.size[3] + args.v.size[3])) * 4;
   for (int64_t b = 0; b < B; ++b) {
     if (!is_prompt(args, b)) continue;
