@@ -256,11 +256,11 @@ void Drawing::repeat_tokens(const TensorDecl& decl, Array* array) const {
   std::vector<double> values = array->values;
   const bool any_sign = decl.values == Values::normal || decl.values == Values::unit_rows;
   for (double& x : values) x = any_sign ? std::abs(x) : x;
+  std::vector<bool> tokens(words.size());
+  for (size_t d = 0; d < words.size(); ++d) tokens[d] = letter_named(words[d]).counts == Counts::tokens;
   for_each(*array, words.size(), [&](double& x, const std::vector<int64_t>& at) {
     int64_t index = 0;
-    for (size_t d = missing; d < at.size(); ++d) {
-      index = index * array->size[d - missing] + (letter_named(words[d]).counts == Counts::tokens ? 0 : at[d]);
-    }
+    for (size_t d = missing; d < at.size(); ++d) index = index * array->size[d - missing] + (tokens[d] ? 0 : at[d]);
     x = values[static_cast<size_t>(index)];
   });
 }

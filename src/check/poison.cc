@@ -90,10 +90,14 @@ bool poison(const Problem& problem, uint64_t seed, Poisoned* poisoned) {
     if (!is_float(array.dtype) || !may_be_poisoned(decl)) continue;
     const std::vector<std::string> words = shape_of(decl, array, without_batch);
     const bool batched = !words.empty() && words[0] == "B" && array.size[0] > 0 && !(decl.broadcast && array.size[0] == 1);
+    std::vector<size_t> token_axes;
+    for (size_t d = 0; d < words.size(); ++d) {
+      if (counts_tokens(words[d]) && array.size[d] > 1) token_axes.push_back(d);
+    }
     bool here = false;
     for_each(array, array.size.size(), [&](double& x, const std::vector<int64_t>& at) {
       bool hit = false;
-      for (size_t d = 0; d < words.size(); ++d) hit |= counts_tokens(words[d]) && at[d] == poisoned->token && array.size[d] > 1;
+      for (const size_t d : token_axes) hit |= at[d] == poisoned->token;
       if (!hit || (batched && at[0] != static_cast<int64_t>(seed / 7) % array.size[0])) return;
       if (batched) poisoned->row = at[0];
       x = value;
