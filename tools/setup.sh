@@ -4,7 +4,7 @@
 #   tools/setup.sh build    a C++20 compiler, CMake and a build program
 #   tools/setup.sh test     build, and GoogleTest, Python headers, and .venv with the packages of requirements-dev.txt
 #   tools/setup.sh gtest    build, and GoogleTest
-#   tools/setup.sh lint     build, and clang-format, clang-tidy
+#   tools/setup.sh lint     build, and clang-format, clang-tidy, GoogleTest (tests are checked, too)
 #   tools/setup.sh cache    build, and ccache: the wheel compiles the sources of the test build once more
 #   tools/setup.sh browser  build, and Chromium: tests open the pages in it, and are skipped without it
 #
@@ -50,6 +50,7 @@ missing_packages() {
     lint)
       has clang-format || echo clang-format
       has clang-tidy || echo clang-tidy
+      has_gtest || echo libgtest-dev
       ;;
   esac
 }
