@@ -1,6 +1,8 @@
 #include "runtime/description.h"
 
+#include <algorithm>
 #include <cctype>
+#include <cmath>
 
 #include "layers/layer.h"
 #include "runtime/converted.h"
@@ -86,8 +88,22 @@ class ModelRecorder {
     Value x = embedding("embed_tokens", d_.vocabulary, l_.input("tokens", {kB, kT}, true));
     if (d_.embed_scale != 1) x = l_.map("x * " + number_text(d_.embed_scale), {{"x", x}});
     if (d_.positions > 0) x = add(x, embedding("embed_positions", d_.positions, l_.input("positions", {kB, kT}, true)));
+    if (d_.sinusoid_first >= 0) x = sinusoids(x);
     if (d_.types > 0) x = add(x, embedding("embed_types", d_.types, l_.input("types", {kB, kT}, true)));
     return x;
+  }
+
+  // Sines in the first half of the channels, cosines in the second.
+  Value sinusoids(Value x) {
+    const int64_t half = d_.hidden / 2;
+    std::vector<double> frequencies;
+    for (int64_t i = 0; i < half; ++i) {
+      frequencies.push_back(std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(std::max<int64_t>(half - 1, 1))));
+    }
+    const Value f = l_.table(frequencies);
+    const std::string angle = "((position + " + std::to_string(d_.sinusoid_first) + ") * f)";
+    return l_.concat(l_.map("x + sin" + angle, {{"x", l_.slice(x, 0, half)}, {"f", f}}, "position_sines"),
+                     l_.map("x + cos" + angle, {{"x", l_.slice(x, half, d_.hidden)}, {"f", f}}, "position_cosines"));
   }
 
   // The class token's row of the input is zero: its embedding and all positions stand in embed_positions (families/vit.cc).
@@ -105,6 +121,7 @@ class ModelRecorder {
   Value norm(const std::string& name, Value x, int64_t width) {
     std::vector<Setting> eps = {{"eps", number_text(d_.eps)}};
     if (!d_.rms && !d_.norm_weight) return l_.op("layer_norm", {{"x", x}}, eps, name);
+    if (!d_.norm_weight) return l_.op("rms_norm", {{"x", x}}, eps, name);
     Value weight = l_.weight(name + ".weight", {width}, d_.plus_one ? layers::zeros() : layers::ones());
     if (d_.rms) {
       if (d_.plus_one) eps.push_back({"plus_one", "1"});
@@ -132,6 +149,11 @@ class ModelRecorder {
     if (spec.kind == MlpSpec::Kind::glu) {
       const Value gate = map("gate_proj", x, d_.hidden, spec.inner), up = map("up_proj", x, d_.hidden, spec.inner);
       y = l_.op("glu", {{"gate", gate}, {"up", up}}, {{"act", spec.act}});
+    } else if (spec.act == "xielu") {  // arXiv 2411.13010, with its two slopes kept positive by softplus
+      const Value rise = l_.weight("act_fn.alpha_p", {1}, layers::zeros()),
+                  fall = l_.weight("act_fn.alpha_n", {1}, layers::zeros());
+      y = l_.map("softplus(p) * square(relu(x)) + (0.5 + softplus(n)) * (expm1(min(x, 0)) - min(x, 0)) + 0.5 * x",
+                 {{"x", map("up_proj", x, d_.hidden, spec.inner)}, {"p", rise}, {"n", fall}}, "xielu");
     } else {
       y = l_.op("activation", {{"x", map("up_proj", x, d_.hidden, spec.inner)}}, {{"act", spec.act}});
     }

@@ -34,7 +34,7 @@ const char* block_order_name(BlockOrder order);
 
 struct MlpSpec {
   enum class Kind { none, glu, plain } kind = Kind::glu;
-  std::string act = "silu";
+  std::string act = "silu";  // of the operator activation; plain ones know xielu, too, which has two parameters
   int64_t inner = 0;
   bool bias = false;
 };
@@ -64,9 +64,10 @@ struct Description {
   BlockOrder order = BlockOrder::pre;
   bool rms = true;                            // norms: root mean square; otherwise layer norm with a bias
   bool plus_one = false;                      // times 1 + weight
-  bool norm_weight = true, norm_bias = true;  // what a layer norm has
+  bool norm_weight = true, norm_bias = true;  // what a layer norm has; root mean squares: the weight
   double eps = 1e-6;
   int64_t positions = 0, types = 0;  // rows of learned tables that are added to the token's; 0: none
+  int64_t sinusoid_first = -1;       // sines and cosines of the position are added, counted from here; -1: none
   bool embed_norm = false, final_norm = true;
   bool tied = false;  // lm_head is embed_tokens
   bool head = true;   // it has logits

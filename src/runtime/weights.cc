@@ -153,7 +153,8 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
   if (t == nullptr && ends_with(theirs, ".weight")) t = files.find(prefix + theirs.substr(0, theirs.size() - 7) + ".gamma");
   if (t == nullptr && ends_with(theirs, ".bias")) t = files.find(prefix + theirs.substr(0, theirs.size() - 5) + ".beta");
   const bool of_head = parameter.name.rfind("lm_head.", 0) == 0 || parameter.name.find("classifier.") != std::string::npos;
-  if (t == nullptr && of_head) t = files.find(theirs);  // heads stand outside the prefix of the body
+  if (t == nullptr && of_head) t = files.find(theirs);                      // heads stand outside the prefix of the body
+  if (t == nullptr && of_head) t = files.find("language_model." + theirs);  // as composite models were published
   if (t == nullptr && !parameter.trained && parameter.init.rule == layers::Init::Rule::retention) {
     // Decays that follow from the number of heads: files of others leave them out.
     const std::vector<double> values = layers::initial_values(parameter.init, parameter.shape, parameter.name, 0);

@@ -79,6 +79,23 @@ CAUSAL = {
                    new_decoder_architecture=True)),
     "falcon-old": (transformers.FalconConfig, dict(vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, multi_query=False,
                    parallel_attn=False, bias=True)),
+    "vaultgemma": (transformers.VaultGemmaConfig, dict(SMALL, head_dim=32, sliding_window=9, query_pre_attn_scalar=24)),
+    "ministral": (transformers.MinistralConfig, dict(SMALL, head_dim=24, sliding_window=9, layer_types=["sliding_attention", "full_attention"] * 2,
+                  num_hidden_layers=4)),
+    "cwm": (transformers.CwmConfig, dict(SMALL, head_dim=16, sliding_window=9, num_hidden_layers=5)),
+    "jais2": (transformers.Jais2Config, dict(SMALL)),
+    "hunyuan_v1_dense": (transformers.HunYuanDenseV1Config, dict(SMALL, head_dim=24)),
+    "hunyuan_v1_dense-alpha": (transformers.HunYuanDenseV1Config, dict(SMALL, head_dim=16, attention_bias=True, rope_parameters={"rope_type": "dynamic",
+                               "rope_theta": 500.0, "alpha": 50.0, "factor": 1.0})),
+    "nanochat": (transformers.NanoChatConfig, dict(SMALL)),
+    "apertus": (transformers.ApertusConfig, dict(SMALL)),
+    "persimmon": (transformers.PersimmonConfig, dict(SMALL)),
+    "persimmon-plain": (transformers.PersimmonConfig, dict(SMALL, qk_layernorm=False, tie_word_embeddings=True)),
+    "gpt_bigcode": (transformers.GPTBigCodeConfig, dict(vocab_size=97, n_positions=128, n_embd=64, n_layer=3, n_head=4)),
+    "gpt_bigcode-heads": (transformers.GPTBigCodeConfig, dict(vocab_size=97, n_positions=128, n_embd=64, n_layer=2, n_head=4, multi_query=False)),
+    "xglm": (transformers.XGLMConfig, dict(vocab_size=97, d_model=64, ffn_dim=96, num_layers=3, attention_heads=4, max_position_embeddings=256)),
+    "biogpt": (transformers.BioGptConfig, dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+               max_position_embeddings=256)),
     "mamba": (transformers.MambaConfig, dict(vocab_size=97, hidden_size=48, state_size=8, num_hidden_layers=3)),
     "mamba-untied": (transformers.MambaConfig, dict(vocab_size=97, hidden_size=48, state_size=8, num_hidden_layers=2, expand=1, use_bias=True,
                      use_conv_bias=False, conv_kernel=3, time_step_rank=5, tie_word_embeddings=False)),
@@ -149,6 +166,23 @@ def test_text_part_of_qwen3_5(tmp_path):
     config = transformers.Qwen3_5Config(text_config=kind(**options).to_dict(), vision_config=vision)
     reference = randomized(transformers.Qwen3_5ForConditionalGeneration._from_config(config, attn_implementation="eager"))
     reference.save_pretrained(tmp_path)
+    tokens = list(range(40))
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits
+    assert agreement(runtime.load(tmp_path).logits(tokens), expected) < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["Gemma3", "Mistral3"])
+@pytest.mark.parametrize("newer_names", [False, True])
+@pytest.mark.parametrize("tied", [True, False])
+def test_text_part_of_composites(kind, newer_names, tied, tmp_path):
+    text = dict(SMALL, head_dim=32, sliding_window=9, model_type="gemma3_text" if kind == "Gemma3" else "mistral", tie_word_embeddings=tied)
+    vision = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+    vision |= {} if kind == "Gemma3" else dict(head_dim=16, model_type="pixtral")
+    config = getattr(transformers, kind + "Config")(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    model = getattr(transformers, kind + "ForConditionalGeneration")
+    reference = randomized(model._from_config(config, attn_implementation="eager"))
+    reference.save_pretrained(tmp_path, save_original_format=not newer_names)
     tokens = list(range(40))
     with torch.no_grad():
         expected = reference(torch.tensor([tokens])).logits

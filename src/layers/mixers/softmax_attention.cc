@@ -10,7 +10,7 @@ namespace {
 
 enum class Rotary : int32_t { none, half, interleaved };
 enum class Scaling : int32_t { none, linear, llama3, yarn };
-enum class QkNorm : int32_t { none, rms, rms_plus_one, layer, rms_all };
+enum class QkNorm : int32_t { none, rms, rms_plus_one, layer, rms_all, rms_plain };
 enum class Gate : int32_t { none, g1, g2, g3, g4, g5 };
 enum class Grain : int32_t { elementwise, headwise };
 enum class GateAct : int32_t { sigmoid, silu, identity, ns_sigmoid };
@@ -26,7 +26,7 @@ constexpr const char* kScalings[] = {"none", "linear", "llama3", "yarn"};
 
 struct SoftmaxAttention {
   int64_t hidden = 2048, heads = 16, kv_heads = 0, key = 0, value = 0;
-  bool causal = true, bias = false, out_bias = false, sinks = false, shared = false;
+  bool causal = true, bias = false, out_bias = false, sinks = false, shared = false, rope_back = false, norm_last = false;
   Rotary rope = Rotary::half;
   double rope_base = 10000, rope_factor = 1, rope_low = 1, rope_high = 4;
   int64_t rope_dims = 0, rope_length = 8192;
@@ -85,9 +85,7 @@ std::vector<double> yarn_frequencies(const SoftmaxAttention& o, int64_t dims) {
   return frequencies;
 }
 
-// The norm of q or k, then its rotation.
-Value place_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, Value y) {
-  if (!y.given()) return {};
+Value norm_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, Value y) {
   const int64_t K = l.width(y);
   const std::vector<Setting> eps = {{"eps", number_text(o.norm_eps)}};
   if (o.qk_norm == QkNorm::rms || o.qk_norm == QkNorm::rms_plus_one) {
@@ -104,7 +102,26 @@ Value place_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, 
     const Value weight = l.weight(n + "_norm.weight", {heads * K}, ones(), as(n + "_norm"));
     y = l.split(l.op("rms_norm", {{"x", l.join(y)}, {"weight", weight}}, eps, n + "_norm"), heads);
   }
+  if (o.qk_norm == QkNorm::rms_plain) y = l.op("rms_norm", {{"x", y}}, eps, n + "_norm");
+  return y;
+}
+
+Value turn_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, Value y) {
   if (o.rope == Rotary::none) return y;
+  const int64_t K = l.width(y);
+  if (o.rope_back) {  // the other way round: negative frequencies
+    const int64_t dims = o.rope_dims > 0 ? o.rope_dims : K;
+    if (!l.require(o.rope_scaling == Scaling::none, "rope_back has no scaling, expected rope_scaling none") ||
+        !l.require(dims % 2 == 0, "rope_dims is " + std::to_string(dims) + ", expected an even number")) {
+      return {};
+    }
+    std::vector<double> frequencies;
+    for (int64_t i = 0; i < dims; i += 2) {
+      frequencies.push_back(-std::pow(o.rope_base, -static_cast<double>(i) / static_cast<double>(dims)));
+    }
+    return l.op("rotary", {{"x", y}, {"frequencies", l.table(frequencies)}},
+                {{"pairs", name_of(kPairs, o.rope)}, {"dims", std::to_string(dims)}}, n + "_rotary");
+  }
   if (o.rope_scaling == Scaling::yarn) {
     const int64_t dims = o.rope_dims > 0 ? o.rope_dims : K;
     if (!l.require(dims % 2 == 0 && dims <= K,
@@ -130,6 +147,14 @@ Value place_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, 
                {"high_freq_factor", number_text(o.rope_high)},
                {"original_length", std::to_string(o.rope_length)}},
               n + "_rotary");
+}
+
+// The norm of q or k and its rotation.
+Value place_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, Value y) {
+  if (!y.given()) return {};
+  if (!o.norm_last) return turn_heads(l, o, n, norm_heads(l, o, n, y));
+  y = turn_heads(l, o, n, y);
+  return y.given() ? norm_heads(l, o, n, y) : y;
 }
 
 Value project_output(Recorder& l, const SoftmaxAttention& o, Value y) {  // y [B, T, heads, V]
@@ -425,6 +450,7 @@ const Layer& softmax_attention_layer() {
           .option("rope", &O::rope, {"none", "half", "interleaved"}, "rotary positions: how channels are paired")
           .option("rope_base", &O::rope_base, 1e-300, kAnyReal, "base of the frequencies")
           .option("rope_dims", &O::rope_dims, 0, kAnyCount, "channels that turn; 0: all")
+          .option("rope_back", &O::rope_back, "turn the other way round")
           .option("rope_scaling", &O::rope_scaling, {"none", "linear", "llama3", "yarn"}, "of the frequencies")
           .option("rope_factor", &O::rope_factor, 1e-300, kAnyReal, "of the scaling")
           .option("rope_low", &O::rope_low, 0, kAnyReal, "llama3: low_freq_factor; yarn: beta_slow")
@@ -432,9 +458,10 @@ const Layer& softmax_attention_layer() {
           .option("rope_length", &O::rope_length, 1, kAnyCount, "llama3, yarn: original length")
           .option("rope_attention", &O::rope_attention, 0, kAnyReal,
                   "yarn: multiplies what turns of q and k; default 0.1 ln(rope_factor) + 1")
-          .option("qk_norm", &O::qk_norm, {"none", "rms", "rms_plus_one", "layer", "rms_all"},
-                  "norm of q and k: of each head, or of all heads together")
+          .option("qk_norm", &O::qk_norm, {"none", "rms", "rms_plus_one", "layer", "rms_all", "rms_plain"},
+                  "norm of q and k: of each head, or of all heads together; plain: without a weight")
           .option("norm_eps", &O::norm_eps, 0, 1, "of that norm")
+          .option("norm_last", &O::norm_last, "the norm stands behind the rotation")
           .option("scale", &O::scale, -kAnyReal, kAnyReal, "multiplies q.k; default key^-0.5")
           .option("window", &O::window, "keys seen to the left and right; -1: all")
           .option("prefix", &O::prefix, 0, kAnyCount, "first keys that escape the window")
@@ -474,6 +501,7 @@ const Layer& converted_attention_layer() {
           .option("rope", LINNET_OF(O, rope), {"none", "half", "interleaved"}, "rotary positions: how channels are paired")
           .option("rope_base", LINNET_OF(O, rope_base), 1e-300, kAnyReal, "base of the frequencies")
           .option("rope_dims", LINNET_OF(O, rope_dims), 0, kAnyCount, "channels that turn; 0: all")
+          .option("rope_back", LINNET_OF(O, rope_back), "turn the other way round")
           .option("rope_scaling", LINNET_OF(O, rope_scaling), {"none", "linear", "llama3", "yarn"}, "of the frequencies")
           .option("rope_factor", LINNET_OF(O, rope_factor), 1e-300, kAnyReal, "of the scaling")
           .option("rope_low", LINNET_OF(O, rope_low), 0, kAnyReal, "llama3: low_freq_factor; yarn: beta_slow")
@@ -481,9 +509,10 @@ const Layer& converted_attention_layer() {
           .option("rope_length", LINNET_OF(O, rope_length), 1, kAnyCount, "llama3, yarn: original length")
           .option("rope_attention", LINNET_OF(O, rope_attention), 0, kAnyReal,
                   "yarn: multiplies what turns of q and k; default 0.1 ln(rope_factor) + 1")
-          .option("qk_norm", LINNET_OF(O, qk_norm), {"none", "rms", "rms_plus_one", "layer", "rms_all"},
-                  "norm of q and k: of each head, or of all heads together")
+          .option("qk_norm", LINNET_OF(O, qk_norm), {"none", "rms", "rms_plus_one", "layer", "rms_all", "rms_plain"},
+                  "norm of q and k: of each head, or of all heads together; plain: without a weight")
           .option("norm_eps", LINNET_OF(O, norm_eps), 0, 1, "of that norm")
+          .option("norm_last", LINNET_OF(O, norm_last), "the norm stands behind the rotation")
           .option("scale", LINNET_OF(O, scale), -kAnyReal, kAnyReal, "multiplies q.k; default key^-0.5")
           .option("mechanism", &O::mechanism,
                   {"window", "distill", "hybrid", "gdn", "gla", "monarch", "hierarchical", "hedgehog", "t2r", "hybrid-exact"},

@@ -11,14 +11,16 @@ struct Family {
   void (*describe)(Config& config, Description& d);  // failures are kept by the config
 };
 
-void describe_llama(Config& config, Description& d);  // llama, mistral, qwen2, qwen3, smollm3, phi3, olmo2
-void describe_gemma(Config& config, Description& d);  // gemma, gemma2, gemma3_text
-void describe_gpt2(Config& config, Description& d);
-void describe_neox(Config& config, Description& d);  // gpt_neox, phi, stablelm, starcoder2
-void describe_kin(Config& config, Description& d);   // granite, glm, cohere, .. : the table of kin.cc
+void describe_llama(Config& config, Description& d);      // llama, mistral, qwen2, qwen3, smollm3, phi3, olmo2
+void describe_gemma(Config& config, Description& d);      // gemma, gemma2, gemma3_text, vaultgemma
+void describe_text_part(Config& config, Description& d);  // gemma3, mistral3: of models with images the part for text
+void describe_gpt2(Config& config, Description& d);       // gpt2, gpt_bigcode
+void describe_neox(Config& config, Description& d);       // gpt_neox, phi, stablelm, starcoder2, persimmon
+void describe_kin(Config& config, Description& d);        // granite, glm, cohere, .. : the table of kin.cc
 void describe_gpt_neo(Config& config, Description& d);
 void describe_gptj(Config& config, Description& d);  // gptj, codegen
 void describe_opt(Config& config, Description& d);
+void describe_fairseq(Config& config, Description& d);  // xglm, biogpt
 void describe_falcon(Config& config, Description& d);
 void describe_bert(Config& config, Description& d);  // bert, roberta, xlm-roberta, camembert, distilbert, electra, albert
 void describe_modernbert(Config& config, Description& d);
@@ -41,11 +43,16 @@ inline constexpr Family kFamilies[] = {
     {"gemma", describe_gemma},
     {"gemma2", describe_gemma},
     {"gemma3_text", describe_gemma},
+    {"gemma3", describe_text_part},
+    {"mistral3", describe_text_part},
+    {"vaultgemma", describe_gemma},
     {"gpt2", describe_gpt2},
+    {"gpt_bigcode", describe_gpt2},
     {"gpt_neox", describe_neox},
     {"phi", describe_neox},
     {"stablelm", describe_neox},
     {"starcoder2", describe_neox},
+    {"persimmon", describe_neox},
     {"bert", describe_bert},
     {"roberta", describe_bert},
     {"xlm-roberta", describe_bert},
@@ -65,10 +72,18 @@ inline constexpr Family kFamilies[] = {
     {"cohere", describe_kin},
     {"cohere2", describe_kin},
     {"nemotron", describe_kin},
+    {"ministral", describe_kin},
+    {"cwm", describe_kin},
+    {"jais2", describe_kin},
+    {"hunyuan_v1_dense", describe_kin},
+    {"nanochat", describe_kin},
+    {"apertus", describe_kin},
     {"gpt_neo", describe_gpt_neo},
     {"gptj", describe_gptj},
     {"codegen", describe_gptj},
     {"opt", describe_opt},
+    {"xglm", describe_fairseq},
+    {"biogpt", describe_fairseq},
     {"falcon", describe_falcon},
     {"camembert", describe_bert},
     {"electra", describe_bert},
@@ -93,8 +108,9 @@ inline constexpr Family kFamilies[] = {
 struct HeadSizes {
   int64_t heads = 1, kv_heads = 1, width = 1;
 };
-// num_attention_heads, num_key_value_heads, head_dim (hidden / heads where it is absent and `width` is 0, else `width`).
-HeadSizes read_heads(Config& config, int64_t hidden, int64_t width = 0);
+// num_attention_heads, num_key_value_heads, head_dim (hidden / heads where it is absent and `width` is 0, else `width`);
+// `heads` and `kv_heads` above 0 stand for absent fields.
+HeadSizes read_heads(Config& config, int64_t hidden, int64_t width = 0, int64_t heads = 0, int64_t kv_heads = 0);
 // Options of softmax_attention: base, scaling and turning channels of rotary positions. `nested` is the object with the fields:
 // rope_parameters of newer files; of older ones rope_scaling, with rope_theta beside it.
 void add_rotary(Config& config, int64_t width, double share, std::vector<layers::Setting>& options, double theta = 10000,

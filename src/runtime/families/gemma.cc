@@ -1,6 +1,6 @@
-// Gemma 1, 2 and 3 (text): norms times 1 + weight, a scaled embedding, a GELU-gated MLP. From 2 on norms stand before and
-// behind each part, and layers with a window alternate with full ones; 2 caps its logits, 3 norms q and k and turns windowed
-// layers by another base.
+// Gemma 1, 2 and 3 (text), VaultGemma: norms times 1 + weight, a scaled embedding, a GELU-gated MLP. From 2 on norms stand
+// before and behind each part, and layers with a window alternate with full ones; 2 caps its logits, 3 norms q and k and turns
+// windowed layers by another base. VaultGemma is the second without the norms behind.
 #include <cmath>
 
 #include "core/files/json.h"
@@ -11,20 +11,21 @@ namespace linnet {
 
 void describe_gemma(Config& config, Description& d) {
   using layers::number_text;
-  const bool second = d.family == "gemma2", third = d.family == "gemma3_text";
-  d.vocabulary = config.count("vocab_size", 1, kMaxVocabularyRows);
+  const bool vault = d.family == "vaultgemma", second = d.family == "gemma2" || vault, third = d.family == "gemma3_text";
+  d.vocabulary =
+      third ? config.count("vocab_size", 1, kMaxVocabularyRows, 262208) : config.count("vocab_size", 1, kMaxVocabularyRows);
   d.hidden = config.count("hidden_size", 1, kMaxWidth);
   d.context = config.count("max_position_embeddings", 1, int64_t{1} << 40, third ? 131072 : 8192);
   d.eps = config.real("rms_norm_eps", 0, 1, 1e-6);
   d.plus_one = true;
   d.embed_scale = std::sqrt(static_cast<double>(d.hidden));
   d.tied = config.flag("tie_word_embeddings", true);
-  if (second || third) d.order = BlockOrder::sandwich;
+  if ((second && !vault) || third) d.order = BlockOrder::sandwich;
   d.logit_cap = config.real("final_logit_softcapping", 0, 1e6, second ? 30 : 0);
   if (config.flag("use_bidirectional_attention", false)) config.refuse("use_bidirectional_attention is true, expected false");
   const int64_t layers = config.count("num_hidden_layers", 1, kMaxLayers),
                 inner = config.count("intermediate_size", 1, kMaxWidth);
-  const HeadSizes sizes = read_heads(config, d.hidden, 256);
+  const HeadSizes sizes = third ? read_heads(config, d.hidden, 256, 8, 4) : read_heads(config, d.hidden, 256);
   const bool bias = config.flag("attention_bias", false);
   BlockSpec block;
   block.options = {{"hidden", std::to_string(d.hidden)},
@@ -64,10 +65,13 @@ void describe_gemma(Config& config, Description& d) {
     if (windowed) add_window(window, each);
     d.blocks.push_back(std::move(each));
   }
-  d.names = {{"embed_tokens.weight", "model.embed_tokens.weight"},
-             {"layers.#.*", "model.layers.#.*"},
-             {"norm.weight", "model.norm.weight"},
-             {"lm_head.weight", "lm_head.weight"}};
+  d.names = {{"embed_tokens.weight", "model.embed_tokens.weight"}};
+  if (vault) {
+    d.names.push_back({"layers.#.post_attention_layernorm.weight", "model.layers.#.pre_feedforward_layernorm.weight"});
+  }
+  d.names.push_back({"layers.#.*", "model.layers.#.*"});
+  d.names.push_back({"norm.weight", "model.norm.weight"});
+  d.names.push_back({"lm_head.weight", "lm_head.weight"});
   d.ignored = {"rotary_emb.inv_freq"};
   if (d.tied) d.ignored.push_back("lm_head.weight");
 }

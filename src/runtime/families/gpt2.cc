@@ -1,4 +1,5 @@
 // GPT-2: pre-norm blocks with layer norms, learned positions, biases everywhere; its matrices are [in, out] in files.
+// GPT-BigCode (StarCoder) has one head of keys and values and matrices [out, in].
 #include <cmath>
 
 #include "layers/layer.h"
@@ -18,6 +19,8 @@ void describe_gpt2(Config& config, Description& d) {
   if (d.hidden % heads != 0) {
     config.refuse("n_embd is " + std::to_string(d.hidden) + ", expected a multiple of n_head, " + std::to_string(heads));
   }
+  const bool bigcode = d.family == "gpt_bigcode", one = bigcode && config.flag("multi_query", true);
+  if (config.flag("add_cross_attention", false)) config.refuse("add_cross_attention is true, expected false");
   const std::string act = activation_name(config, "activation_function", "gelu_new");
   const bool scaled = config.flag("scale_attn_weights", true), by_layer = config.flag("scale_attn_by_inverse_layer_idx", false);
   if (!config.status().ok()) return;
@@ -27,6 +30,7 @@ void describe_gpt2(Config& config, Description& d) {
     const double base = scaled ? 1 / std::sqrt(static_cast<double>(head)) : 1;
     block.options = {{"hidden", std::to_string(d.hidden)},
                      {"heads", std::to_string(heads)},
+                     {"kv_heads", std::to_string(one ? 1 : heads)},
                      {"rope", "none"},
                      {"bias", "1"},
                      {"out_bias", "1"},
@@ -47,6 +51,21 @@ void describe_gpt2(Config& config, Description& d) {
              {"layers.#.mlp.down_proj.*", "h.#.mlp.c_proj.*", true},
              {"norm.*", "ln_f.*"},
              {"lm_head.weight", "lm_head.weight"}};
+  if (bigcode) {
+    const int64_t width = d.hidden / heads, kv = one ? width : d.hidden;
+    for (NameRule& rule : d.names) {
+      rule.transposed = false;
+      if (rule.parts == 1) continue;
+      if (one) {
+        rule.first = rule.part == 0 ? 0 : d.hidden + (rule.part - 1) * kv;
+        rule.total = d.hidden + 2 * kv;
+        rule.part = 0;
+        rule.parts = 1;
+      } else {
+        rule.joined_heads = heads;
+      }
+    }
+  }
   d.ignored = {"attn.bias", "attn.masked_bias"};
   if (d.tied) d.ignored.push_back("lm_head.weight");
 }

@@ -1,4 +1,6 @@
 // Decoders that are Llama but for a few switches: one row of a table each.
+#include <cmath>
+
 #include "core/files/json.h"
 #include "layers/layer.h"
 #include "runtime/families/families.h"
@@ -7,7 +9,7 @@ namespace linnet {
 
 namespace {
 
-enum class Norm { rms, layer, layer_plus_one, layer_plain };  // layer: a weight without a bias; plain: neither
+enum class Norm { rms, rms_plain, layer, layer_bias, layer_plus_one, layer_plain };  // layer: no bias; plain: no weight either
 
 struct Kin {
   const char* type;
@@ -18,8 +20,9 @@ struct Kin {
   bool interleaved = false;  // pairs of channels that turn together lie side by side
   int64_t width = 0;         // of a head; 0: hidden / heads
   const char *bias_field = "attention_bias", *out_bias_field = "attention_bias", *mlp_bias_field = "mlp_bias";  // null: none
-  bool bias = false;
+  bool bias = false, out_bias = false, mlp_bias = false;
   const char* qk_norm = "none";
+  bool norm_last = false;                               // q and k turn first
   bool tied = false, gated = true, joined_mlp = false;  // joined: gate and up in one matrix
   const char* act = "silu";
   bool unturned_full = false;  // layers without a window do not turn where others have one
@@ -93,7 +96,46 @@ constexpr Kin kKin[] = {
      .share = 0.5,
      .gated = false,
      .act = "relu2"},
+    {.type = "ministral", .bias_field = nullptr, .out_bias_field = nullptr, .mlp_bias_field = nullptr},
+    {.type = "cwm", .eps = 1e-5, .theta = 1e6, .width = 128, .bias_field = nullptr, .out_bias_field = nullptr},
+    {.type = "jais2",
+     .norm = Norm::layer_bias,
+     .eps_field = "layer_norm_eps",
+     .eps = 1e-5,
+     .bias = true,
+     .out_bias = true,
+     .mlp_bias = true,
+     .gated = false,
+     .act = "relu2"},
+    {.type = "hunyuan_v1_dense", .eps = 1e-5, .mlp_bias_field = nullptr, .qk_norm = "rms", .norm_last = true},
+    {.type = "nanochat",
+     .norm = Norm::rms_plain,
+     .mlp_bias_field = nullptr,
+     .qk_norm = "rms_plain",
+     .norm_last = true,
+     .gated = false,
+     .act = "relu2"},
+    {.type = "apertus",
+     .eps = 1e-5,
+     .theta = 12e6,
+     .mlp_bias_field = nullptr,
+     .qk_norm = "rms",
+     .gated = false,
+     .act = "xielu"},
 };
+
+// HunYuan stretches the base of its frequencies by alpha^(d / (d - 2)) and calls that dynamic.
+void stretch_base(Config& config, int64_t width, std::vector<layers::Setting>& options) {
+  Config rope(config.value(config.given("rope_parameters") ? "rope_parameters" : "rope_scaling"), config.source());
+  const double alpha = rope.real("alpha", 0, 1e12, 0);
+  if (alpha == 0 || rope.text("rope_type", rope.text("type", "default")) != "dynamic") return;
+  if (width < 3) return config.refuse("head_dim is " + std::to_string(width) + ", expected more than 2");
+  for (layers::Setting& option : options) {
+    if (option.name != "rope_base") continue;
+    const double base = std::stod(option.text), channels = static_cast<double>(width);
+    option.text = layers::number_text(base * std::pow(alpha, channels / (channels - 2)));
+  }
+}
 
 }  // namespace
 
@@ -101,6 +143,7 @@ void describe_kin(Config& config, Description& d) {
   const Kin* row = kKin;
   while (d.family != row->type) ++row;
   const Kin& kin = *row;
+  const bool nanochat = d.family == "nanochat", apertus = d.family == "apertus", hunyuan = d.family == "hunyuan_v1_dense";
   const bool granite = d.family == "granite", cohere = d.family == "cohere" || d.family == "cohere2";
   const auto flag = [&](const char* field, bool otherwise) { return field != nullptr && config.flag(field, otherwise); };
   d.vocabulary = config.count("vocab_size", 1, kMaxVocabularyRows);
@@ -108,10 +151,12 @@ void describe_kin(Config& config, Description& d) {
   d.context = config.count("max_position_embeddings", 1, int64_t{1} << 40, 2048);
   d.eps = kin.eps_field == nullptr ? kin.eps : config.real(kin.eps_field, 0, 1, kin.eps);
   d.order = kin.order;
-  d.rms = kin.norm == Norm::rms;
+  d.rms = kin.norm == Norm::rms || kin.norm == Norm::rms_plain;
   d.plus_one = kin.norm == Norm::layer_plus_one;
-  d.norm_bias = kin.norm == Norm::layer_plus_one;
-  d.norm_weight = kin.norm != Norm::layer_plain;
+  d.norm_bias = kin.norm == Norm::layer_plus_one || kin.norm == Norm::layer_bias;
+  d.norm_weight = kin.norm != Norm::layer_plain && kin.norm != Norm::rms_plain;
+  d.embed_norm = nanochat;
+  if (nanochat) d.logit_cap = config.real("final_logit_softcapping", 0, 1e6, 15);
   d.tied = config.flag("tie_word_embeddings", kin.tied);
   if (granite) {
     d.embed_scale = config.real("embedding_multiplier", 1e-9, 1e9, 1);
@@ -119,7 +164,14 @@ void describe_kin(Config& config, Description& d) {
     d.logit_scale = 1 / config.real("logits_scaling", 1e-9, 1e9, 1);
   }
   if (cohere) d.logit_scale = config.real("logit_scale", 1e-9, 1e9, 0.0625);
-  if (config.flag("use_qk_norm", false)) config.refuse("use_qk_norm is true, expected false");
+  if (config.flag("use_qk_norm", hunyuan) != hunyuan) {
+    config.refuse(std::string("use_qk_norm is ") + (hunyuan ? "false, expected true" : "true, expected false"));
+  }
+  if (config.flag("use_cla", false)) config.refuse("use_cla is true, expected false");
+  if (d.family == "cwm" && !config.given("layer_types")) config.refuse("layer_types is missing");
+  if ((d.family == "cwm" || apertus) && !config.given("rope_parameters") && !config.given("rope_scaling")) {
+    config.refuse("rope_parameters is missing");
+  }
   if (config.given("clip_qkv")) config.refuse("clip_qkv is given, expected null");
   const int64_t layers = config.count("num_hidden_layers", 1, kMaxLayers),
                 inner = config.count("intermediate_size", 1, kMaxWidth);
@@ -131,12 +183,15 @@ void describe_kin(Config& config, Description& d) {
                    {"kv_heads", std::to_string(sizes.kv_heads)},
                    {"key", std::to_string(sizes.width)},
                    {"bias", bias ? "1" : "0"},
-                   {"out_bias", flag(kin.out_bias_field, false) ? "1" : "0"},
+                   {"out_bias", flag(kin.out_bias_field, kin.out_bias) ? "1" : "0"},
                    {"qk_norm", kin.qk_norm},
-                   {"norm_eps", layers::number_text(d.eps)}};
+                   {"norm_eps", layers::number_text(d.eps)},
+                   {"norm_last", kin.norm_last ? "1" : "0"},
+                   {"rope_back", nanochat ? "1" : "0"}};
   if (granite) block.options.push_back({"scale", layers::number_text(config.real("attention_multiplier", 1e-9, 1e9, 1))});
-  block.mlp = {kin.gated ? MlpSpec::Kind::glu : MlpSpec::Kind::plain, activation_name(config, "hidden_act", kin.act), inner,
-               flag(kin.mlp_bias_field, false)};
+  const bool xielu = apertus && config.text("hidden_act", kin.act) == "xielu";
+  block.mlp = {kin.gated ? MlpSpec::Kind::glu : MlpSpec::Kind::plain,
+               xielu ? "xielu" : activation_name(config, "hidden_act", kin.act), inner, flag(kin.mlp_bias_field, kin.mlp_bias)};
   const double theta = config.real("rope_theta", 1, 1e12, kin.theta);
   const double share = config.real("partial_rotary_factor", 0, 1, kin.share);
   if (!config.status().ok()) return;
@@ -145,6 +200,7 @@ void describe_kin(Config& config, Description& d) {
     BlockSpec& own = d.blocks.back();
     const std::string type = layer_type(config, i, layers);
     add_rotary(config, sizes.width, share, own.options, theta, type.empty() ? nullptr : type.c_str());
+    if (hunyuan) stretch_base(config, sizes.width, own.options);
     const int64_t window = layer_window(config, i, layers, 0);
     add_window(window, own);
     const bool turns = !kin.unturned_full || window > 0 || !config.given("sliding_window");
@@ -164,10 +220,23 @@ void describe_kin(Config& config, Description& d) {
     d.names.push_back({"layers.#.pre_feedforward_layernorm.*", "model.layers.#.post_attention_layernorm.*"});
     d.names.push_back({"layers.#.post_feedforward_layernorm.*", "model.layers.#.post_mlp_layernorm.*"});
   }
+  if (hunyuan) {
+    d.names.push_back({"layers.#.self_attn.q_norm.*", "model.layers.#.self_attn.query_layernorm.*"});
+    d.names.push_back({"layers.#.self_attn.k_norm.*", "model.layers.#.self_attn.key_layernorm.*"});
+  }
+  if (nanochat) {
+    d.names.push_back({"layers.#.mlp.up_proj.*", "model.layers.#.mlp.fc1.*"});
+    d.names.push_back({"layers.#.mlp.down_proj.*", "model.layers.#.mlp.fc2.*"});
+  }
+  if (apertus) {
+    d.names.push_back({"layers.#.input_layernorm.*", "model.layers.#.attention_layernorm.*"});
+    d.names.push_back({"layers.#.post_attention_layernorm.*", "model.layers.#.feedforward_layernorm.*"});
+  }
   d.names.push_back({"layers.#.*", "model.layers.#.*"});
   d.names.push_back({"norm.*", "model.norm.*"});
   d.names.push_back({"lm_head.weight", "lm_head.weight"});
   d.ignored = {"rotary_emb.inv_freq"};
+  if (xielu) d.ignored.insert(d.ignored.end(), {"mlp.act_fn.beta", "mlp.act_fn.eps"});  // 0.5 and -1e-6, always
   if (d.tied) d.ignored.push_back("lm_head.weight");
 }
 

@@ -1,4 +1,6 @@
-// Decoders with layer norms from before Llama: GPT-Neo, GPT-J, CodeGen, OPT, Falcon.
+// Decoders with layer norms from before Llama: GPT-Neo, GPT-J, CodeGen, OPT, XGLM, BioGPT, Falcon.
+#include <cmath>
+
 #include "core/files/json.h"
 #include "layers/layer.h"
 #include "runtime/families/families.h"
@@ -170,6 +172,48 @@ void describe_opt(Config& config, Description& d) {
              {"norm.*", "final_layer_norm.*"},
              {"lm_head.weight", "lm_head.weight"}};
   if (d.tied) d.ignored.push_back("lm_head.weight");
+}
+
+void describe_fairseq(Config& config, Description& d) {
+  const bool xglm = d.family == "xglm";
+  d.rms = false;
+  d.eps = 1e-5;  // whatever layer_norm_eps says
+  d.vocabulary = config.count("vocab_size", 1, kMaxVocabularyRows, xglm ? 256008 : 42384);
+  d.hidden = config.count(xglm ? "d_model" : "hidden_size", 2, kMaxWidth, 1024);
+  d.context = config.count("max_position_embeddings", 1, int64_t{1} << 24, xglm ? 2048 : 1024);
+  d.tied = config.flag("tie_word_embeddings", true);
+  if (config.flag("scale_embedding", true)) d.embed_scale = std::sqrt(static_cast<double>(d.hidden));
+  if (config.flag("add_cross_attention", false)) config.refuse("add_cross_attention is true, expected false");
+  const int64_t layers = config.count(xglm ? "num_layers" : "num_hidden_layers", 1, kMaxLayers, 24),
+                heads = config.count(xglm ? "attention_heads" : "num_attention_heads", 1, kMaxHeads, 16),
+                inner = config.count(xglm ? "ffn_dim" : "intermediate_size", 1, kMaxWidth, 4096);
+  const std::string act = activation_name(config, xglm ? "activation_function" : "hidden_act", "gelu");
+  if (d.hidden % 2 != 0) config.refuse("the hidden size is " + std::to_string(d.hidden) + ", expected an even number");
+  if (!check_heads(config, d, heads)) return;
+  BlockSpec block;
+  block.options = plain_heads(d, heads, heads, true, true);
+  block.options.push_back({"rope", "none"});
+  block.mlp = {MlpSpec::Kind::plain, act, inner, true};
+  d.blocks.assign(static_cast<size_t>(layers), block);
+  d.prefixes = {xglm ? "model." : "biogpt.", ""};
+  d.names = {{"embed_tokens.weight", "embed_tokens.weight"},
+             {"layers.#.input_layernorm.*", "layers.#.self_attn_layer_norm.*"},
+             {"layers.#.post_attention_layernorm.*", "layers.#.final_layer_norm.*"},
+             {"layers.#.self_attn.o_proj.*", "layers.#.self_attn.out_proj.*"},
+             {"layers.#.mlp.up_proj.*", "layers.#.fc1.*"},
+             {"layers.#.mlp.down_proj.*", "layers.#.fc2.*"},
+             {"layers.#.*", "layers.#.*"},
+             {"norm.*", "layer_norm.*"},
+             {"lm_head.weight", xglm ? "lm_head.weight" : "output_projection.weight"}};
+  // Both count positions from 2 on, in sines or in a table.
+  if (xglm) {
+    d.sinusoid_first = 2;
+    d.ignored = {"embed_positions.weights"};
+  } else {
+    d.positions = d.context;
+    d.names.push_back(part_of("embed_positions.weight", "embed_positions.weight", 2, d.positions + 2));
+  }
+  if (d.tied) d.ignored.push_back(xglm ? "lm_head.weight" : "output_projection.weight");
 }
 
 void describe_falcon(Config& config, Description& d) {

@@ -9,10 +9,11 @@ namespace linnet {
 
 using layers::number_text, layers::Setting;
 
-HeadSizes read_heads(Config& config, int64_t hidden, int64_t width) {
+HeadSizes read_heads(Config& config, int64_t hidden, int64_t width, int64_t heads, int64_t kv_heads) {
   HeadSizes sizes;
-  sizes.heads = config.count("num_attention_heads", 1, kMaxHeads);
-  sizes.kv_heads = config.count("num_key_value_heads", 1, kMaxHeads, sizes.heads);
+  sizes.heads =
+      heads > 0 ? config.count("num_attention_heads", 1, kMaxHeads, heads) : config.count("num_attention_heads", 1, kMaxHeads);
+  sizes.kv_heads = config.count("num_key_value_heads", 1, kMaxHeads, kv_heads > 0 ? kv_heads : sizes.heads);
   if (width == 0 && !config.given("head_dim") && hidden % sizes.heads != 0) {
     config.refuse("hidden_size is " + std::to_string(hidden) + ", expected a multiple of num_attention_heads, " +
                   std::to_string(sizes.heads));
@@ -69,6 +70,29 @@ void add_rotary(Config& config, int64_t width, double share, std::vector<Setting
   if (!nested.status().ok() && config.status().ok()) {
     config.refuse(nested.status().message().substr(config.source().size() + 2));
   }
+}
+
+void describe_text_part(Config& config, Description& d) {
+  Config text(config.value("text_config"), config.source());
+  const std::string own = d.family;
+  d.family = own == "gemma3" ? "gemma3_text" : "mistral";
+  if (const std::string type = text.text("model_type", d.family); type != d.family) {
+    config.refuse("model_type of text_config is " + json_quote_short(type) + ", expected " + d.family);
+    return;
+  }
+  own == "gemma3" ? describe_gemma(text, d) : describe_llama(text, d);
+  d.family = own;
+  if (!text.status().ok()) return config.refuse(text.status().message().substr(config.source().size() + 2));
+  const bool tied = config.flag("tie_word_embeddings", d.tied);
+  if (tied && !d.tied) d.ignored.push_back("lm_head.weight");
+  d.tied = tied;
+  // Files have one of two orders of names; heads stand outside.
+  for (NameRule& rule : d.names) {
+    if (rule.theirs.rfind("model.", 0) == 0) rule.theirs = rule.theirs.substr(6);
+  }
+  d.prefixes = {"language_model.model.", "model.language_model."};
+  d.ignored.insert(d.ignored.end(), {"vision_tower.*", "model.vision_tower.*", "multi_modal_projector.*",
+                                     "model.multi_modal_projector.*", "language_model.lm_head.weight"});
 }
 
 std::string layer_type(Config& config, int64_t i, int64_t layers) {
