@@ -162,8 +162,9 @@ class ModelRecorder {
 
   Value block(const BlockSpec& spec, Value x) {
     const bool has_mlp = spec.mlp.kind != MlpSpec::Kind::none;
-    switch (d_.order) {
+    switch (spec.order.value_or(d_.order)) {
       case BlockOrder::pre:
+        if (spec.mixer.empty()) return add(x, mlp(spec.mlp, norm("post_attention_layernorm", x)));
         x = add(x, mixer(spec, spec.input_norm ? norm("input_layernorm", x) : x));
         return has_mlp ? add(x, mlp(spec.mlp, norm("post_attention_layernorm", x))) : x;
       case BlockOrder::post:
@@ -227,8 +228,9 @@ Status record_block(const Description& d, size_t block, layers::Record* record) 
 }
 Status record_norm(const Description& d, layers::Record* record) { return ModelRecorder(d).last_norm(record); }
 
-const NameRule* find_name(const Description& d, const std::string& ours, std::string* theirs) {
+const NameRule* find_name(const Description& d, const std::string& ours, std::string* theirs, const NameRule* behind) {
   for (const NameRule& rule : d.names) {
+    if (behind != nullptr && &rule <= behind) continue;
     std::string number, rest;
     if (!fits(rule.ours, ours, &number, &rest)) continue;
     theirs->clear();

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,11 +41,12 @@ struct MlpSpec {
 };
 
 struct BlockSpec {
-  std::string mixer = "softmax_attention";  // a name of layers::find_layer
+  std::string mixer = "softmax_attention";  // a name of layers::find_layer; empty with order pre: the MLP alone
   std::vector<layers::Setting> options;
   MlpSpec mlp;
-  bool input_norm = true;  // order pre: the mixer reads norm(x), else x
-  std::string label;       // what stands in softmax's place in a converted model: "window 512 + 4"
+  std::optional<BlockOrder> order;  // where it is not the model's
+  bool input_norm = true;           // order pre: the mixer reads norm(x), else x
+  std::string label;                // what stands in softmax's place in a converted model: "window 512 + 4"
 };
 
 // How a tensor of the model is found in files: `#` stands for the number of a layer, `*` at the end for the rest of the name.
@@ -55,6 +57,7 @@ struct NameRule {
   int64_t permuted_heads = 0;    // rows of each head are in the order of interleaved pairs: GGUF's q and k of llama
   int64_t joined_heads = 0;      // the parts lie head by head: q k v of head 0, q k v of head 1, ..
   int64_t first = 0, total = 0;  // instead of part / parts: rows from `first` on of a tensor of `total` rows, or of each head's
+  bool or_next = false;          // where files have no such tensor the next rule that fits is tried
 };
 
 struct Description {
@@ -100,7 +103,7 @@ Status record_embedding(const Description& d, layers::Record* record);
 Status record_block(const Description& d, size_t block, layers::Record* record);
 Status record_norm(const Description& d, layers::Record* record);  // only where d.final_norm
 
-// The rule for one of our names, and the name it gives; null when none fits.
-const NameRule* find_name(const Description& d, const std::string& ours, std::string* theirs);
+// The rule for one of our names, and the name it gives; null when none fits. Only rules behind `behind` where that is given.
+const NameRule* find_name(const Description& d, const std::string& ours, std::string* theirs, const NameRule* behind = nullptr);
 
 }  // namespace linnet

@@ -78,7 +78,7 @@ int64_t LayeredModel::own_window(int64_t layer) const {
 std::string LayeredModel::mixer(int64_t layer) const {
   const BlockSpec& block = inner_->d.blocks[static_cast<size_t>(layer)];
   const std::string mechanism = option_of(block, "mechanism");
-  return block.mixer + (mechanism.empty() ? "" : " (" + mechanism + ")");
+  return (block.mixer.empty() ? "none" : block.mixer) + (mechanism.empty() ? "" : " (" + mechanism + ")");
 }
 bool LayeredModel::attends(int64_t layer) const {
   layers::Record record;

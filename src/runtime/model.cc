@@ -163,7 +163,8 @@ Status Model::Inner::summarize(const std::string& path) {
   }
   for (size_t i = 0; i < d.blocks.size(); ++i) {
     const BlockSpec& spec = d.blocks[i];
-    ModelSummary::Block block{block_order_name(d.order), spec.label.empty() ? spec.mixer : spec.label, "none"};
+    const std::string mixer = spec.mixer.empty() ? "none" : spec.mixer;
+    ModelSummary::Block block{block_order_name(spec.order.value_or(d.order)), spec.label.empty() ? mixer : spec.label, "none"};
     if (spec.mlp.kind != MlpSpec::Kind::none) {
       block.mlp =
           (spec.mlp.kind == MlpSpec::Kind::glu ? "glu " : "plain ") + spec.mlp.act + " " + std::to_string(spec.mlp.inner);

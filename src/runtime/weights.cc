@@ -146,6 +146,9 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
                          const layers::Parameter& parameter, const std::string& kind, Bound& bound) const {
   std::string theirs;
   const NameRule* rule = find_name(d, parameter.name, &theirs);
+  while (rule != nullptr && rule->or_next && files.find(prefix + theirs) == nullptr) {
+    rule = find_name(d, parameter.name, &theirs, rule);
+  }
   if (rule == nullptr) return bad_input(d.family + ": there is no name in files for " + parameter.name);
   const bool added = theirs.rfind("linnet.", 0) == 0;  // by a conversion: no family's prefix, and never quantised
   const FileTensor* t = files.find(added ? theirs : prefix + theirs);
@@ -434,9 +437,13 @@ Status Weights::load(const WeightFiles& files, const Description& d, const std::
   std::set<std::string> used, kinds;
   for (const layers::Parameter* parameter : parameters) {
     std::string theirs;
-    find_name(d, parameter->name, &theirs);
+    const NameRule* rule = find_name(d, parameter->name, &theirs);
     used.insert(theirs);
     used.insert(prefix + theirs);
+    while (rule != nullptr && rule->or_next) {
+      rule = find_name(d, parameter->name, &theirs, rule);
+      used.insert(prefix + theirs);
+    }
     const Bound& bound = *bound_.at(parameter->name);
     bytes_ += bound.bytes;
     fingerprint_ = hash(fingerprint_ ^ bound.fingerprint, &bound.fingerprint, 8);

@@ -32,6 +32,12 @@ ENCODERS = {
     "distilbert": ("DistilBertModel", dict(vocab_size=320, dim=64, n_layers=2, n_heads=4, hidden_dim=96, max_position_embeddings=512)),
     "electra": ("ElectraModel", dict(SIZES, embedding_size=32, max_position_embeddings=512)),
     "albert": ("AlbertModel", dict(SIZES, embedding_size=32, max_position_embeddings=512)),
+    "ernie": ("ErnieModel", dict(SIZES, max_position_embeddings=512)),
+    "data2vec-text": ("Data2VecTextModel", dict(SIZES, max_position_embeddings=514, pad_token_id=1)),
+    "roberta-prelayernorm": ("RobertaPreLayerNormModel", dict(SIZES, max_position_embeddings=514, pad_token_id=1)),
+    "xlm-roberta-xl": ("XLMRobertaXLModel", dict(SIZES, max_position_embeddings=514, pad_token_id=1)),
+    "megatron-bert": ("MegatronBertModel", dict(SIZES, max_position_embeddings=512)),
+    "nomic_bert": ("NomicBertModel", dict(SIZES, max_position_embeddings=512)),
     "modernbert": ("ModernBertModel", dict(SIZES, num_hidden_layers=4, max_position_embeddings=512, local_attention=96, pad_token_id=0, bos_token_id=1,
                    eos_token_id=2, cls_token_id=1, sep_token_id=2)),
 }  # fmt: skip
@@ -68,7 +74,7 @@ def make(folder, model):
 
 
 # transformers has attention of their own for these: converted ones run in the runtime alone.
-WITHOUT_INTERFACE = ("gptj", "codegen", "gpt_neo", "falcon", "falcon-new", "falcon-old")
+WITHOUT_INTERFACE = ("gptj", "codegen", "gpt_neo", "falcon", "falcon-new", "falcon-old", "xglm")
 
 
 def causal(name):
@@ -79,7 +85,7 @@ def causal(name):
     return randomized(transformers.AutoModelForCausalLM.from_config(kind(**dict(options, vocab_size=320)), attn_implementation="eager"))
 
 
-@pytest.mark.parametrize("name", [*(name for name in CAUSAL if name not in WINDOWED and not name.startswith("mamba")), *OWN_WINDOWS])
+@pytest.mark.parametrize("name", [*(name for name in CAUSAL if name not in WINDOWED and not name.startswith(("mamba", "falcon_mamba"))), *OWN_WINDOWS])
 def test_causal(name, text, tmp_path):
     folder = make(tmp_path / "model", causal(name))
     before = hashes(folder)
@@ -107,7 +113,7 @@ def test_causal(name, text, tmp_path):
     assert agreement(ours, torch.tensor(runtime.load(folder, weights="f32").logits(tokens.tolist()))) > 1e-4  # something was replaced
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon_mamba"])
 def test_nothing_to_convert(name, text, tmp_path):
     folder = make(tmp_path / "model", causal(name))
     said = run("convert", folder, "--out", tmp_path / "fast", "--text", text, "--budget", 0.6, *WORDS, code=3).stderr

@@ -103,6 +103,12 @@ CAUSAL = {
                chunk_size=16)),
     "mamba2-limit": (transformers.Mamba2Config, dict(vocab_size=97, hidden_size=32, state_size=16, num_hidden_layers=2, num_heads=4, head_dim=16,
                      n_groups=1, time_step_limit=(0.01, 0.5), chunk_size=16, use_bias=True)),
+    "falcon_mamba": (transformers.FalconMambaConfig, dict(vocab_size=97, hidden_size=48, state_size=8, num_hidden_layers=3)),
+    "olmo_hybrid": (transformers.OlmoHybridConfig, dict(SMALL, num_hidden_layers=4, linear_num_key_heads=4, linear_num_value_heads=4,
+                    linear_key_head_dim=8, linear_value_head_dim=8, pad_token_id=0)),
+    "nemotron_h": (transformers.NemotronHConfig, dict(vocab_size=97, hidden_size=48, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2,
+                   head_dim=16, mamba_num_heads=8, mamba_head_dim=8, n_groups=2, ssm_state_size=16, chunk_size=16, max_position_embeddings=256,
+                   layer_types=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention", "full_attention"])),
     "lfm2": (transformers.Lfm2Config, dict(SMALL, num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"], block_multiple_of=16)),
     "lfm2-bias": (transformers.Lfm2Config, dict(SMALL, full_attn_idxs=[1], conv_bias=True, conv_L_cache=4, block_auto_adjust_ff_dim=False,
                   tie_word_embeddings=False)),
@@ -234,7 +240,8 @@ def test_bert_states(tmp_path):
         runtime.load(tmp_path).start()
 
 
-@pytest.mark.parametrize("kind", ["Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "Albert"])
+@pytest.mark.parametrize("kind", ["Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "Albert", "Ernie", "Data2VecText", "RobertaPreLayerNorm",
+                                  "XLMRobertaXL", "MegatronBert", "NomicBert"])
 def test_encoder_states(kind, tmp_path):
     sizes = dict(dim=64, n_layers=2, n_heads=4, hidden_dim=96) if kind == "DistilBert" else dict(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, pad_token_id=3)

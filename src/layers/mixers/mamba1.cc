@@ -8,7 +8,8 @@ namespace {
 
 struct Mamba {
   int64_t hidden = 768, inner = 0, state = 16, rank = 0, taps = 4;
-  bool conv_bias = true, bias = false, dt_bias = true, skip = true;
+  bool conv_bias = true, bias = false, dt_bias = true, skip = true, norms = false;
+  double eps = 1e-6;
 };
 
 Value record(Recorder& l, const Mamba& o, Value x) {  // x [B, T, hidden]
@@ -27,7 +28,11 @@ Value record(Recorder& l, const Mamba& o, Value x) {  // x [B, T, hidden]
                        {{"activation", "silu"}}, "conv1d");
   const Value z = l.slice(uz, E, 2 * E);
   const Value parts = l.dense(u, l.weight("x_proj.weight", {R + 2 * N, E}, fan_in(), transposed("w_x")));  // dt, B, C
-  const Value dt = l.dense(l.slice(parts, 0, R), l.weight("dt_proj.weight", {E, R}, uniform(-step, step), transposed("w_dt")));
+  const auto part = [&](const char* name, int64_t begin, int64_t end) {
+    const Value y = l.slice(parts, begin, end);
+    return o.norms ? l.op("rms_norm", {{"x", y}}, {{"eps", number_text(o.eps)}}, name) : y;
+  };
+  const Value dt = l.dense(part("dt_norm", 0, R), l.weight("dt_proj.weight", {E, R}, uniform(-step, step), transposed("w_dt")));
   const Value A = l.map("-exp(A_log)", {{"A_log", l.weight("A_log", {E, N}, log_range(), as("A_log"))}}, "A");
   const Value dt_bias =
       o.dt_bias ? l.weight("dt_proj.bias", {E}, inverse_softplus_log_uniform(1e-3, 0.1), as("b_dt"), "added inside the scan")
@@ -36,8 +41,8 @@ Value record(Recorder& l, const Mamba& o, Value x) {  // x [B, T, hidden]
   const Value y = l.op("mamba_selective_scan", {{"x", u},
                                                 {"dt", dt},
                                                 {"A", A},
-                                                {"B", l.slice(parts, R, R + N)},
-                                                {"C", l.slice(parts, R + N, R + 2 * N)},
+                                                {"B", part("B_norm", R, R + N)},
+                                                {"C", part("C_norm", R + N, R + 2 * N)},
                                                 {"D", D},
                                                 {"z", z},
                                                 {"dt_bias", dt_bias}});
@@ -73,6 +78,8 @@ const Layer& mamba_layer() {
           .option("conv_bias", &O::conv_bias, "the convolution has a bias")
           .option("dt_bias", &O::dt_bias, "the step sizes have a bias")
           .option("skip", &O::skip, "the skip D")
+          .option("norms", &O::norms, "dt, B and C are divided by their root mean squares, as in Falcon Mamba")
+          .option("eps", &O::eps, 0, 1, "of those norms")
           .option("bias", &O::bias, "the input and output projections have a bias"),
       {{"mamba", "s6_layer", {}, of_file}});
   return layer;

@@ -22,12 +22,15 @@ void describe_gptj(Config& config, Description& d);  // gptj, codegen
 void describe_opt(Config& config, Description& d);
 void describe_fairseq(Config& config, Description& d);  // xglm, biogpt
 void describe_falcon(Config& config, Description& d);
-void describe_bert(Config& config, Description& d);  // bert, roberta, xlm-roberta, camembert, distilbert, electra, albert
+void describe_bert(Config& config, Description& d);  // bert, roberta and their kin
+void describe_nomic_bert(Config& config, Description& d);
 void describe_modernbert(Config& config, Description& d);
 void describe_vit(Config& config, Description& d);    // vit, deit
-void describe_mamba(Config& config, Description& d);  // mamba, mamba2
+void describe_mamba(Config& config, Description& d);  // mamba, mamba2, falcon_mamba
 void describe_lfm2(Config& config, Description& d);
-void describe_qwen3_5(Config& config, Description& d);       // qwen3_5_text, qwen3_5
+void describe_qwen3_5(Config& config, Description& d);  // qwen3_5_text, qwen3_5
+void describe_olmo_hybrid(Config& config, Description& d);
+void describe_nemotron_h(Config& config, Description& d);
 void describe_mamba_hybrid(Config& config, Description& d);  // bamba, granitemoehybrid
 void describe_fla(Config& config, Description& d);           // gla, retnet, delta_net, gated_deltanet, kda
 void describe_linnet(Config& config, Description& d);
@@ -88,12 +91,21 @@ inline constexpr Family kFamilies[] = {
     {"camembert", describe_bert},
     {"electra", describe_bert},
     {"albert", describe_bert},
+    {"ernie", describe_bert},
+    {"data2vec-text", describe_bert},
+    {"roberta-prelayernorm", describe_bert},
+    {"xlm-roberta-xl", describe_bert},
+    {"megatron-bert", describe_bert},
+    {"nomic_bert", describe_nomic_bert},
     {"modernbert", describe_modernbert},
     {"mamba", describe_mamba},
     {"mamba2", describe_mamba},
+    {"falcon_mamba", describe_mamba},
     {"lfm2", describe_lfm2},
     {"qwen3_5_text", describe_qwen3_5},
     {"qwen3_5", describe_qwen3_5},
+    {"olmo_hybrid", describe_olmo_hybrid},
+    {"nemotron_h", describe_nemotron_h},
     {"bamba", describe_mamba_hybrid},
     {"granitemoehybrid", describe_mamba_hybrid},
     {"gla", describe_fla},

@@ -1,8 +1,11 @@
 // Families whose mixers are recurrences, alone or among layers of softmax attention.
 //
 //   mamba, mamba2             transformers' and flash-linear-attention's: a norm and the mixer, no MLP
+//   falcon_mamba              Mamba with norms of dt, B and C
 //   lfm2                      gated short convolutions among attention
 //   qwen3_5_text, qwen3_5     Gated DeltaNet among attention with the gate G1; of the second the part for text
+//   olmo_hybrid               Gated DeltaNet among attention, with norms before the one and behind the other
+//   nemotron_h                Mamba-2, attention or an MLP in each layer; those without experts
 //   bamba, granitemoehybrid   Mamba-2 among attention; of Granite's those without experts
 //   gla, retnet, delta_net, gated_deltanet, kda   flash-linear-attention's, with layers of attention where `attn` lists them
 #include <cmath>
@@ -21,14 +24,14 @@ std::string whole(int64_t x) { return std::to_string(x); }
 std::string yes(bool on) { return on ? "1" : "0"; }
 
 // The fields of every family here; the number of layers.
-int64_t read_sizes(Config& config, Description& d, const char* eps, double usual_eps, bool tied) {
+int64_t read_sizes(Config& config, Description& d, const char* eps, double usual_eps, bool tied, int64_t layers = 0) {
   d.vocabulary = config.count("vocab_size", 1, kMaxVocabularyRows);
   d.hidden = config.count("hidden_size", 1, kMaxWidth);
   d.context = config.count("max_position_embeddings", 1, int64_t{1} << 40, int64_t{1} << 40);
   d.eps = config.real(eps, 0, 1, usual_eps);
   d.tied = config.flag("tie_word_embeddings", tied);
   if (d.tied) d.ignored.push_back("lm_head.weight");
-  return config.count("num_hidden_layers", 1, kMaxLayers);
+  return layers > 0 ? layers : config.count("num_hidden_layers", 1, kMaxLayers);
 }
 
 void add_names(Description& d, const std::string& theirs, std::initializer_list<const char*> parameters) {
@@ -109,7 +112,12 @@ void describe_mamba(Config& config, Description& d) {
     block.options.push_back({"norm_before_gate", yes(!transformers && config.flag("norm_before_gate", false))});
     block.options.push_back({"skip_per_channel", yes(config.flag("D_has_hdim", false))});
     add_step_limit(config, config.given("dt_limit") ? "dt_limit" : "time_step_limit", block.options);
-  } else if (config.given("time_step_rank") && !config.value("time_step_rank").is(JsonValue::Kind::string)) {
+  }
+  if (d.family == "falcon_mamba") {
+    block.options.push_back({"norms", "1"});
+    block.options.push_back({"eps", number_text(config.real("mixer_rms_eps", 0, 1, 1e-6))});
+  }
+  if (!second && config.given("time_step_rank") && !config.value("time_step_rank").is(JsonValue::Kind::string)) {
     block.options.push_back({"rank", whole(config.count("time_step_rank", 1, kMaxWidth))});
   }
   if (!config.status().ok()) return;
@@ -236,6 +244,148 @@ void describe_qwen3_5(Config& config, Description& d) {
   Config text(config.value("text_config"), config.source());
   describe_qwen3_5_text(text, d, "model.language_model.");
   if (!text.status().ok()) config.refuse(text.status().message().substr(config.source().size() + 2));
+}
+
+void describe_olmo_hybrid(Config& config, Description& d) {
+  const int64_t blocks = read_sizes(config, d, "rms_norm_eps", 1e-6, false);
+  const HeadSizes sizes = read_heads(config, d.hidden);
+  const bool bias = config.flag("attention_bias", false);
+  const int64_t heads = config.count("linear_num_key_heads", 1, kMaxHeads, sizes.heads),
+                value_heads = config.count("linear_num_value_heads", 1, kMaxHeads, sizes.heads),
+                key = config.count("linear_key_head_dim", 1, kMaxWidth, std::max<int64_t>(3 * d.hidden / (4 * heads), 1)),
+                value = config.count("linear_value_head_dim", 1, kMaxWidth, 2 * key);
+  expect_silu(config, "hidden_act");
+  BlockSpec attention, delta;
+  attention.order = BlockOrder::after;
+  attention.options = {{"hidden", whole(d.hidden)},
+                       {"heads", whole(sizes.heads)},
+                       {"kv_heads", whole(sizes.kv_heads)},
+                       {"key", whole(sizes.width)},
+                       {"bias", yes(bias)},
+                       {"out_bias", yes(bias)},
+                       {"qk_norm", "rms_all"},
+                       {"norm_eps", number_text(d.eps)}};
+  Config rope(config.value("rope_parameters"), config.source());  // without a base there are no positions
+  if (config.given("rope_theta") || rope.given("rope_theta")) {
+    add_rotary(config, sizes.width, 1, attention.options, config.real("rope_theta", 1, 1e12, 10000));
+  } else {
+    attention.options.push_back({"rope", "none"});
+  }
+  delta.mixer = "gated_deltanet";
+  delta.options = {{"hidden", whole(d.hidden)},
+                   {"heads", whole(heads)},
+                   {"value_heads", whole(value_heads)},
+                   {"key", whole(key)},
+                   {"value", whole(value)},
+                   {"eps", "1e-5"},
+                   {"double", yes(config.flag("linear_allow_neg_eigval", true))},
+                   {"taps", whole(config.count("linear_conv_kernel_dim", 1, 64, 4))}};
+  attention.mlp = delta.mlp = {MlpSpec::Kind::glu, "silu", config.count("intermediate_size", 1, kMaxWidth), false};
+  if (!config.status().ok()) return;
+  d.names = {{"embed_tokens.weight", "model.embed_tokens.weight"}};
+  const auto either = [&](const std::string& ours, const std::string& one, NameRule other) {
+    NameRule rule{ours, one};
+    rule.or_next = true;
+    d.names.push_back(rule);
+    other.ours = ours;
+    d.names.push_back(other);
+  };
+  for (int64_t i = 0; i < blocks; ++i) {
+    const std::string type = layer_type(config, i, blocks);
+    if (type != "full_attention" && type != "linear_attention") {
+      return config.refuse("an entry of layer_types is " + json_quote_short(type) +
+                           ", expected linear_attention or full_attention");
+    }
+    const bool sees = type == "full_attention";
+    d.blocks.push_back(sees ? attention : delta);
+    if (sees) continue;
+    const std::string ours = "layers." + whole(i) + ".", at = "model." + ours;
+    const int64_t keys = heads * key, all = 2 * keys + value_heads * value;
+    for (const auto& [name, first] : {std::pair("q", int64_t{0}), std::pair("k", keys), std::pair("v", 2 * keys)}) {
+      const std::string conv = std::string(name) + "_conv1d.weight";
+      either(ours + "self_attn." + conv, at + "linear_attn." + conv, rows_of("", at + "linear_attn.conv1d.weight", first, all));
+    }
+    d.names.push_back({ours + "self_attn.*", at + "linear_attn.*"});
+  }
+  // Files are named by transformers, or by those who trained it.
+  either("layers.#.input_layernorm.*", "model.layers.#.input_layernorm.*", {"", "model.layers.#.attention_layer_norm.*"});
+  either("layers.#.post_attention_layernorm.*", "model.layers.#.post_attention_layernorm.*",
+         {"", "model.layers.#.feedforward_layer_norm.*"});
+  d.names.push_back({"layers.#.*", "model.layers.#.*"});
+  d.names.push_back({"norm.weight", "model.norm.weight"});
+  d.names.push_back({"lm_head.weight", "lm_head.weight"});
+}
+
+namespace {
+
+// What each layer of Nemotron-H is: m, a, - for Mamba, attention, an MLP, from a list of words or a word such as M-M*-.
+std::string layer_letters(Config& config) {
+  std::string letters;
+  const std::string pattern = config.text("hybrid_override_pattern", "");
+  for (const char c : pattern) letters += c == 'M' ? 'm' : c == '*' ? 'a' : c == '-' ? '-' : '?';
+  const char* field = config.given("layers_block_type") ? "layers_block_type" : "layer_types";
+  if (config.given(field)) letters.clear();
+  for (JsonItems items(config.value(field)); items.next();) {
+    const std::string type = items.value().string();
+    letters += type == "mamba" || type == "linear_attention"     ? 'm'
+               : type == "attention" || type == "full_attention" ? 'a'
+               : type == "mlp"                                   ? '-'
+                                                                 : '?';
+  }
+  if (letters.empty()) config.refuse("layers_block_type is missing");
+  if (letters.find('?') != std::string::npos) {
+    config.refuse("a layer is neither Mamba nor attention nor an MLP: experts are not known here");
+  }
+  return letters;
+}
+
+}  // namespace
+
+void describe_nemotron_h(Config& config, Description& d) {
+  const std::string letters = layer_letters(config);
+  if (!config.status().ok()) return;
+  if (letters.size() > kMaxLayers) return config.refuse("there are more than " + whole(kMaxLayers) + " layers");
+  read_sizes(config, d, "layer_norm_epsilon", 1e-5, false, static_cast<int64_t>(letters.size()));
+  const HeadSizes sizes = read_heads(config, d.hidden, 128, 32, 8);
+  const int64_t heads = config.count("mamba_num_heads", 1, kMaxHeads, 128),
+                head = config.count("mamba_head_dim", 1, kMaxWidth, 64);
+  for (const char* field : {"attention_bias", "residual_in_fp32"}) {
+    if (config.flag(field, false)) config.refuse(std::string(field) + " is true, expected false");
+  }
+  if (config.given("sliding_window")) config.refuse("sliding_window is given, expected null");
+  expect_silu(config, "mamba_hidden_act");
+  BlockSpec attention, mamba, alone;
+  attention.options = {{"hidden", whole(d.hidden)},
+                       {"heads", whole(sizes.heads)},
+                       {"kv_heads", whole(sizes.kv_heads)},
+                       {"key", whole(sizes.width)},
+                       {"rope", "none"}};
+  mamba.mixer = "mamba2";
+  mamba.options = {{"hidden", whole(d.hidden)},
+                   {"inner", whole(heads * head)},
+                   {"head", whole(head)},
+                   {"groups", whole(config.count("n_groups", 1, kMaxWidth, 8))},
+                   {"state", whole(config.count("ssm_state_size", 1, kMaxWidth, 128))},
+                   {"taps", whole(config.count("conv_kernel", 1, 64, 4))},
+                   {"conv_bias", yes(config.flag("use_conv_bias", true))},
+                   {"bias", yes(config.flag("use_bias", false))},
+                   {"eps", number_text(d.eps)},
+                   {"dt_min", number_text(config.real("time_step_min", 0, 1e6, 1e-3))}};
+  attention.mlp.kind = mamba.mlp.kind = MlpSpec::Kind::none;
+  alone.mixer = "";
+  alone.mlp = {MlpSpec::Kind::plain, activation_name(config, "mlp_hidden_act", "relu2"),
+               config.count("intermediate_size", 1, kMaxWidth, 21504), config.flag("mlp_bias", false)};
+  if (!config.status().ok()) return;
+  for (const char letter : letters) d.blocks.push_back(letter == 'm' ? mamba : letter == 'a' ? attention : alone);
+  d.prefixes = {"backbone.", "model."};
+  d.names = {{"embed_tokens.weight", "embeddings.weight"},
+             {"layers.#.input_layernorm.*", "layers.#.norm.*"},
+             {"layers.#.post_attention_layernorm.*", "layers.#.norm.*"},
+             {"layers.#.self_attn.*", "layers.#.mixer.*"},
+             {"layers.#.mlp.*", "layers.#.mixer.*"},
+             {"norm.weight", "norm_f.weight"},
+             {"lm_head.weight", "lm_head.weight"}};
+  d.ignored.push_back("mtp.*");
 }
 
 void describe_mamba_hybrid(Config& config, Description& d) {
