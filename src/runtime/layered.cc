@@ -69,7 +69,8 @@ bool LayeredModel::causal() const { return inner_->d.causal; }
 
 bool LayeredModel::converts(int64_t layer) const {
   const BlockSpec& block = inner_->d.blocks[static_cast<size_t>(layer)];
-  return block.mixer == "softmax_attention" && block.label.empty();  // a label: converted before
+  const bool biased = !option_of(block, "alibi").empty();                       // no mechanism has linear biases
+  return block.mixer == "softmax_attention" && block.label.empty() && !biased;  // a label: converted before
 }
 int64_t LayeredModel::own_window(int64_t layer) const {
   const BlockSpec& block = inner_->d.blocks[static_cast<size_t>(layer)];

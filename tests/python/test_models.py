@@ -96,6 +96,10 @@ CAUSAL = {
     "xglm": (transformers.XGLMConfig, dict(vocab_size=97, d_model=64, ffn_dim=96, num_layers=3, attention_heads=4, max_position_embeddings=256)),
     "biogpt": (transformers.BioGptConfig, dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
                max_position_embeddings=256)),
+    "bloom": (transformers.BloomConfig, dict(vocab_size=97, hidden_size=64, n_layer=3, n_head=4)),
+    "bloom-six": (transformers.BloomConfig, dict(vocab_size=97, hidden_size=96, n_layer=2, n_head=6, tie_word_embeddings=False, seq_length=600)),
+    "mpt": (transformers.MptConfig, dict(vocab_size=97, d_model=64, n_layers=3, n_heads=4, max_seq_len=256)),
+    "mpt-six": (transformers.MptConfig, dict(vocab_size=97, d_model=96, n_layers=2, n_heads=6, max_seq_len=256, attn_config={"softmax_scale": 0.3})),
     "mamba": (transformers.MambaConfig, dict(vocab_size=97, hidden_size=48, state_size=8, num_hidden_layers=3)),
     "mamba-untied": (transformers.MambaConfig, dict(vocab_size=97, hidden_size=48, state_size=8, num_hidden_layers=2, expand=1, use_bias=True,
                      use_conv_bias=False, conv_kernel=3, time_step_rank=5, tie_word_embeddings=False)),
@@ -193,6 +197,20 @@ def test_text_part_of_composites(kind, newer_names, tied, tmp_path):
     with torch.no_grad():
         expected = reference(torch.tensor([tokens])).logits
     assert agreement(runtime.load(tmp_path).logits(tokens), expected) < 1e-4
+
+
+def test_linear_biases_far_away(tmp_path):
+    """Positions behind 256 stand in further channels of the keys."""
+    kind, options = CAUSAL["bloom-six"]
+    reference = randomized(transformers.AutoModelForCausalLM.from_config(kind(**options), attn_implementation="eager"))
+    reference.save_pretrained(tmp_path)
+    tokens = torch.randint(0, 97, (1, 600), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = reference(tokens).logits
+    ours = runtime.load(tmp_path)
+    assert agreement(ours.logits(tokens[0].tolist()), expected) < 1e-4
+    with pytest.raises(ValueError, match="600"):
+        ours.logits([1] * 601)
 
 
 def test_infinity_as_python_writes_it(tmp_path):

@@ -36,7 +36,7 @@ struct SoftmaxAttention {
   double norm_eps = 1e-6, softcap = 0;
   Maybe scale;
   Window window;
-  int64_t prefix = 0;
+  int64_t prefix = 0, alibi = 0;
   Gate position = Gate::none;
   Grain granularity = Grain::elementwise;
   GateAct act = GateAct::sigmoid;
@@ -157,6 +157,30 @@ Value place_heads(Recorder& l, const SoftmaxAttention& o, const std::string& n, 
   return y.given() ? norm_heads(l, o, n, y) : y;
 }
 
+// Linear biases (ALiBi, arXiv 2108.12409): slope (j - i), where softmax does not see slope i. Further channels hold the slope
+// in q and the key's number in k, in pieces of at most 256, which 16 bits hold exactly.
+std::vector<double> alibi_slopes(int64_t heads) {
+  int64_t power = 1;
+  while (2 * power <= heads) power *= 2;
+  std::vector<double> slopes;
+  for (int64_t i = 1; i <= power; ++i) slopes.push_back(std::exp2(-8.0 * static_cast<double>(i) / static_cast<double>(power)));
+  for (int64_t i = 1; static_cast<int64_t>(slopes.size()) < heads; i += 2) {
+    slopes.push_back(std::exp2(-4.0 * static_cast<double>(i) / static_cast<double>(power)));
+  }
+  return slopes;
+}
+void add_alibi(Recorder& l, const SoftmaxAttention& o, double scale, Value* q, Value* k) {
+  if (!q->given() || !k->given()) return;
+  std::vector<double> slopes = alibi_slopes(o.heads), starts;
+  for (double& slope : slopes) slope /= scale;
+  for (int64_t start = 0; start < o.alibi; start += 256) starts.push_back(static_cast<double>(start));
+  const int64_t pieces = static_cast<int64_t>(starts.size()), kv = l.shape(*k)[2];
+  const Value slope = l.column(l.table(slopes)), start = l.table(starts);
+  const Value ones_of_q = l.constant(1, {kB, kT, o.heads, pieces}), ones_of_k = l.constant(1, {kB, kT, kv, pieces});
+  *q = l.concat(*q, l.map("one * slope", {{"one", ones_of_q}, {"slope", slope}}, "q_slope"));
+  *k = l.concat(*k, l.map("one * clip(position - start, 0, 256)", {{"one", ones_of_k}, {"start", start}}, "k_number"));
+}
+
 Value project_output(Recorder& l, const SoftmaxAttention& o, Value y) {  // y [B, T, heads, V]
   if (!y.given()) return {};
   const int64_t joined = o.heads * l.width(y);
@@ -195,9 +219,11 @@ Value record(Recorder& l, const SoftmaxAttention& o, Value x) {  // x [B, T, hid
   if (o.position == Gate::g4) q = gated(q, o.heads, K);
   q = place_heads(l, o, "q", q);
   k = place_heads(l, o, "k", k);
+  const double scale = o.scale.given ? o.scale.value : 1 / std::sqrt(static_cast<double>(K));
+  if (o.alibi > 0) add_alibi(l, o, scale, &q, &k);
   const Value sinks = o.sinks ? l.weight("sinks", {o.heads}, normal(0.02), as("sinks")) : Value();
   std::vector<Setting> options = {{"causal", o.causal ? "1" : "0"},
-                                  {"scale", o.scale.given ? number_text(o.scale.value) : "none"},
+                                  {"scale", o.scale.given || o.alibi > 0 ? number_text(scale) : "none"},
                                   {"window", std::to_string(o.window.left) + "," + std::to_string(o.window.right)},
                                   {"prefix", std::to_string(o.prefix)},
                                   {"softcap", number_text(o.softcap)}};
@@ -464,6 +490,7 @@ const Layer& softmax_attention_layer() {
           .option("norm_last", &O::norm_last, "the norm stands behind the rotation")
           .option("scale", &O::scale, -kAnyReal, kAnyReal, "multiplies q.k; default key^-0.5")
           .option("window", &O::window, "keys seen to the left and right; -1: all")
+          .option("alibi", &O::alibi, 0, int64_t{1} << 16, "linear biases (ALiBi) over so many positions; 0: none")
           .option("prefix", &O::prefix, 0, kAnyCount, "first keys that escape the window")
           .option("softcap", &O::softcap, 0, kAnyReal, "logits become softcap tanh(logit / softcap); 0: off")
           .option("sinks", &O::sinks, "one learned logit per head without a value")

@@ -21,6 +21,7 @@ void describe_gpt_neo(Config& config, Description& d);
 void describe_gptj(Config& config, Description& d);  // gptj, codegen
 void describe_opt(Config& config, Description& d);
 void describe_fairseq(Config& config, Description& d);  // xglm, biogpt
+void describe_alibi(Config& config, Description& d);    // bloom, mpt
 void describe_falcon(Config& config, Description& d);
 void describe_bert(Config& config, Description& d);  // bert, roberta and their kin
 void describe_nomic_bert(Config& config, Description& d);
@@ -87,6 +88,8 @@ inline constexpr Family kFamilies[] = {
     {"opt", describe_opt},
     {"xglm", describe_fairseq},
     {"biogpt", describe_fairseq},
+    {"bloom", describe_alibi},
+    {"mpt", describe_alibi},
     {"falcon", describe_falcon},
     {"camembert", describe_bert},
     {"electra", describe_bert},
