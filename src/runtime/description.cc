@@ -90,6 +90,7 @@ class ModelRecorder {
     if (d_.positions > 0) x = add(x, embedding("embed_positions", d_.positions, l_.input("positions", {kB, kT}, true)));
     if (d_.sinusoid_first >= 0) x = sinusoids(x);
     if (d_.types > 0) x = add(x, embedding("embed_types", d_.types, l_.input("types", {kB, kT}, true)));
+    if (d_.task) x = l_.map("x + task", {{"x", x}, {"task", l_.weight("embed_task.weight", {1, table_width()})}}, "task");
     return x;
   }
 

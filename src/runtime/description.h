@@ -70,6 +70,7 @@ struct Description {
   bool norm_weight = true, norm_bias = true;  // what a layer norm has; root mean squares: the weight
   double eps = 1e-6;
   int64_t positions = 0, types = 0;  // rows of learned tables that are added to the token's; 0: none
+  bool task = false;                 // one more row is added to every token
   int64_t sinusoid_first = -1;       // sines and cosines of the position are added, counted from here; -1: none
   bool embed_norm = false, final_norm = true;
   bool tied = false;  // lm_head is embed_tokens

@@ -270,6 +270,39 @@ def test_encoder_states(kind, tmp_path):
     assert agreement(runtime.load(tmp_path).states(tokens), reference(torch.tensor([tokens])).last_hidden_state) < 1e-4
 
 
+def test_ernie_with_task_types(tmp_path):
+    config = transformers.ErnieConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+                                      max_position_embeddings=64, use_task_id=True, attn_implementation="eager")  # fmt: skip
+    reference = randomized(transformers.ErnieModel(config))
+    reference.save_pretrained(tmp_path)
+    tokens = list(range(5, 46))
+    assert agreement(runtime.load(tmp_path).states(tokens), reference(torch.tensor([tokens])).last_hidden_state) < 1e-4
+
+
+@pytest.mark.parametrize("name, changes, sentence", [
+    ("cwm", dict(layer_types=None), "layer_types is missing"),
+    ("apertus", dict(rope_parameters=None), "rope_parameters is missing"),
+    ("apertus", dict(hidden_act="mish"), "hidden_act is .mish., expected"),
+    ("hunyuan_v1_dense", dict(use_cla=True), "use_cla is true"),
+    ("nemotron_h", dict(layers_block_type=["linear_attention", "moe"]), "experts are not known here"),
+    ("nemotron_h", dict(attention_bias=True), "attention_bias is true"),
+    ("olmo_hybrid", dict(layer_types=["conv"] * 4), "an entry of layer_types is .conv."),
+    ("xglm", dict(add_cross_attention=True), "add_cross_attention is true"),
+    ("gpt_bigcode", dict(add_cross_attention=True), "add_cross_attention is true"),
+    ("bloom", dict(apply_residual_connection_post_layernorm=True), "apply_residual_connection_post_layernorm is true"),
+    ("mpt", dict(attn_config=dict(qk_ln=True)), "qk_ln is true"),
+    ("mpt", dict(attn_config=dict(alibi=False)), "alibi is false"),
+    ("nanochat", dict(rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=10000.0)), "rope_back has no scaling"),
+])  # fmt: skip
+def test_unknown_options_are_refused(name, changes, sentence, tmp_path):
+    kind, options = CAUSAL[name]
+    transformers.AutoModelForCausalLM.from_config(kind(**options)).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ValueError, match=sentence):
+        runtime.load(tmp_path)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_modernbert_states(bias, tmp_path):
     config = transformers.ModernBertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=96,

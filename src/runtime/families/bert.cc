@@ -42,9 +42,8 @@ void describe_bert(Config& config, Description& d) {
     d.final_norm = true;
     d.embed_norm = before;
   }
-  for (const char* field : {"use_task_id", "is_decoder"}) {
-    if (config.flag(field, false)) config.refuse(std::string(field) + " is true, expected false");
-  }
+  if (config.flag("is_decoder", false)) config.refuse("is_decoder is true, expected false");
+  d.task = d.family == "ernie" && config.flag("use_task_id", false);
   if (const std::string kind = config.text("position_embedding_type", "absolute"); kind != "absolute") {
     config.refuse("position_embedding_type is " + json_quote_short(kind) + ", expected absolute");
   }
@@ -124,6 +123,11 @@ void describe_bert(Config& config, Description& d) {
   d.names.push_back({"layers.#.input_layernorm.*", std::string("encoder.layer.#.") + norms[0]});
   d.names.push_back({"layers.#.post_attention_layernorm.*", std::string("encoder.layer.#.") + norms[1]});
   if (d.final_norm) d.names.push_back({"norm.*", norms[2]});
+  if (d.task) {  // a text has the first of the tasks
+    NameRule task{"embed_task.weight", "embeddings.task_type_embeddings.weight"};
+    task.total = config.count("task_type_vocab_size", 1, 65536, 3);
+    d.names.push_back(task);
+  }
   // Heads for other tasks: the encoder's states are what is read here.
   d.ignored = {"embeddings.position_ids",
                "pooler.dense.weight",
