@@ -279,7 +279,24 @@ def test_ernie_with_task_types(tmp_path):
     assert agreement(runtime.load(tmp_path).states(tokens), reference(torch.tensor([tokens])).last_hidden_state) < 1e-4
 
 
+def test_nomic_bert_with_the_fields_of_gpt2(tmp_path):
+    """The configuration of the published models: other names for the sizes."""
+    config = transformers.NomicBertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+                                          max_position_embeddings=64, attn_implementation="eager")  # fmt: skip
+    reference = randomized(transformers.NomicBertModel(config))
+    reference.save_pretrained(tmp_path)
+    older = dict(model_type="nomic_bert", vocab_size=97, n_embd=64, n_layer=2, n_head=4, n_inner=96, n_positions=64, rotary_emb_base=1000,
+                 rotary_emb_fraction=1.0, activation_function="swiglu", layer_norm_epsilon=1e-12, type_vocab_size=2, prenorm=False)  # fmt: skip
+    path, tokens = tmp_path / "config.json", list(range(5, 46))
+    path.write_text(json.dumps(older))
+    assert agreement(runtime.load(tmp_path).states(tokens), reference(torch.tensor([tokens])).last_hidden_state) < 1e-4
+    path.write_text(json.dumps({**older, "prenorm": True}))
+    with pytest.raises(ValueError, match="prenorm is true, expected false"):
+        runtime.load(tmp_path)
+
+
 @pytest.mark.parametrize("name, changes, sentence", [
+    ("hunyuan_v1_dense-alpha", dict(rope_parameters=dict(rope_type="dynamic", alpha=-1.0, rope_theta=10000.0)), "alpha is -1"),
     ("cwm", dict(layer_types=None), "layer_types is missing"),
     ("apertus", dict(rope_parameters=None), "rope_parameters is missing"),
     ("apertus", dict(hidden_act="mish"), "hidden_act is .mish., expected"),

@@ -128,6 +128,7 @@ constexpr Kin kKin[] = {
 void stretch_base(Config& config, int64_t width, std::vector<layers::Setting>& options) {
   Config rope(config.value(config.given("rope_parameters") ? "rope_parameters" : "rope_scaling"), config.source());
   const double alpha = rope.real("alpha", 0, 1e12, 0);
+  if (!rope.status().ok()) return config.refuse(rope.status().message().substr(config.source().size() + 2));
   if (alpha == 0 || rope.text("rope_type", rope.text("type", "default")) != "dynamic") return;
   if (width < 3) return config.refuse("head_dim is " + std::to_string(width) + ", expected more than 2");
   for (layers::Setting& option : options) {
