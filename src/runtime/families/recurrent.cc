@@ -138,7 +138,8 @@ void describe_lfm2(Config& config, Description& d) {
                                                : config.count("intermediate_size", 1, kMaxWidth, 12288);
   if (config.flag("block_auto_adjust_ff_dim", true)) {
     const int64_t multiple = config.count("block_multiple_of", 1, kMaxWidth, 256);
-    inner = static_cast<int64_t>(config.real("block_ffn_dim_multiplier", 1e-3, 1e3, 1) * static_cast<double>(2 * inner / 3));
+    const int64_t whole_thirds = 2 * inner / 3;
+    inner = static_cast<int64_t>(config.real("block_ffn_dim_multiplier", 1e-3, 1e3, 1) * static_cast<double>(whole_thirds));
     inner = (inner + multiple - 1) / multiple * multiple;
   }
   BlockSpec attention, conv;
