@@ -133,6 +133,36 @@ TEST(Plan, HeadsAreCombined) {
   EXPECT_EQ(window_cost(512, 4, 512, true), 1);
 }
 
+TEST(Plan, WhatCancelsIsChosenTogether) {
+  // Two heads, each with softmax and two kinds of the same cost and damage: one that pushes left, one that pushes right.
+  const std::vector<float> push = {0, 1, -1};
+  std::vector<std::vector<LayerOption>> options(2, std::vector<LayerOption>(3));
+  std::vector<std::vector<float>> product(6, std::vector<float>(6));
+  for (std::vector<LayerOption>& list : options) {
+    list[0].cost = 1;
+    list[1].cost = list[2].cost = 0.2, list[1].damage = list[2].damage = 1;
+  }
+  for (size_t a = 0; a < 6; ++a) {
+    for (size_t b = 0; b < 6; ++b) product[a][b] = push[a % 3] * push[b % 3];
+  }
+  std::vector<size_t> chosen;
+  ASSERT_TRUE(choose(options, {0.5, 0.5}, 0.5, chosen).ok());
+  EXPECT_EQ(chosen, (std::vector<size_t>{1, 1}));
+  choose_together(options, {0.5, 0.5}, 0.5, product, chosen);
+  EXPECT_EQ(chosen[0] + chosen[1], 3u);  // one of each
+  choose_together(options, {0.5, 0.5}, 1, product, chosen);
+  EXPECT_EQ(chosen, (std::vector<size_t>{0, 0}));
+}
+
+TEST(Plan, HeadsOfSeveralKindsCostWhatEachCosts) {
+  ConvertedLayer layer;
+  layer.mechanism = "window", layer.windows = {0, 64, 0, 0}, layer.sinks = 4;
+  layer.blocks = {0, 0, 16, 8}, layer.updates = {0, 0, 1, 2};
+  EXPECT_NEAR(mechanism_cost(layer, 512, 32, 32, false),
+              (1 + window_cost(64, 4, 512, false) + monarch_cost(16, 1, 512) + monarch_cost(8, 2, 512)) / 4, 1e-12);
+  EXPECT_EQ(layer.label(), "window all/64/monarch 16 x 1/monarch 8 x 2 + 4");
+}
+
 TEST(Data, RepeatedPassagesStandAtTheEnd) {
   std::vector<int32_t> text(2000);
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<int32_t>(i);

@@ -130,6 +130,9 @@ class Job {
   // Encoders are small: every option that is worth its cost is measured, and the plan made again.
   Status measure_options(std::vector<std::vector<LayerOption>>& all, std::vector<size_t>& chosen);
   Status measure_together(std::vector<std::vector<LayerOption>>& all, std::vector<size_t>& chosen);
+  // Encoders whose heads can differ: what each kind of each head alone does to the pooled states, and a choice by heads.
+  bool chooses_heads() const;
+  Status measure_heads();
   Status refine(std::vector<std::vector<LayerOption>>& all, std::vector<size_t>& chosen);
   // The plan made again with growing weight on repeated passages, until what the teacher finds far back is found.
   Status keep_recall();

@@ -103,6 +103,7 @@ Status measure_layer(const LayeredModel& model, int64_t layer, const std::vector
   const std::vector<float> g = grams(model, layer);
   out.window.assign(static_cast<size_t>(kv), std::vector<double>(windows.size(), 0));
   out.whole.assign(whole.size(), 0);
+  out.single.assign(static_cast<size_t>(kv), std::vector<double>(whole.size(), 0));
   std::vector<float> other, ignored;
   for (size_t s = 0; s < samples.size(); ++s) {
     HeadTaps taps;
@@ -145,6 +146,7 @@ Status measure_layer(const LayeredModel& model, int64_t layer, const std::vector
       std::vector<double> errors(static_cast<size_t>(H), 0);
       add_errors(g, taps, samples[s].from, &changed.out, errors);
       for (const double e : errors) out.whole[o] += e;
+      for (int64_t h = 0; h < H; ++h) out.single[static_cast<size_t>(h / groups)][o] += errors[static_cast<size_t>(h)];
     }
   }
   return {};
@@ -205,6 +207,19 @@ double kl_row(const float* p, const float* q, int64_t n, double lp, double lq) {
 }
 
 }  // namespace
+
+std::vector<float> pooled(const LayeredModel& model, const std::vector<float>& states) {
+  const size_t C = static_cast<size_t>(model.hidden()), T = model.description().image > 0 ? 1 : states.size() / C;
+  std::vector<double> sum(C, 0);
+  for (size_t t = 0; t < T; ++t) {
+    for (size_t c = 0; c < C; ++c) sum[c] += static_cast<double>(states[t * C + c]);
+  }
+  double square = 0;
+  for (const double x : sum) square += x * x;
+  std::vector<float> out;
+  for (const double x : sum) out.push_back(static_cast<float>(x / std::max(std::sqrt(square), 1e-300)));
+  return out;
+}
 
 Status distance(const LayeredModel& model, const std::vector<std::vector<float>>& expected,
                 const std::vector<std::vector<float>>& found, bool pool_first, double& out, int64_t from) {

@@ -28,6 +28,7 @@ struct LayerErrors {
   std::vector<std::vector<double>> window;  // [head of keys][window]
   std::vector<std::vector<double>> recall;  // the same where a passage far back is repeated; empty: not measured
   std::vector<double> whole;                // of each candidate for the whole layer
+  std::vector<std::vector<double>> single;  // [head of keys][candidate]: the same by heads
   double energy = 0;                        // |Wo out|^2, in the same way
 };
 Status measure_layer(const LayeredModel& model, int64_t layer, const std::vector<Sample>& samples,
@@ -47,6 +48,9 @@ Status run_from(const LayeredModel& model, const std::vector<ConvertedLayer>& la
 // Mean KL of the next token in nats over sampled rows, from `from` on; encoders: 1 - cosine of the pooled states.
 Status distance(const LayeredModel& model, const std::vector<std::vector<float>>& expected,
                 const std::vector<std::vector<float>>& found, bool pool_first, double& out, int64_t from = 0);
+
+// Encoders: the pooled states of one sample, of length one.
+std::vector<float> pooled(const LayeredModel& model, const std::vector<float>& states);
 
 // Loss and KL of all tokens of one block, both models' finished states [T, hidden].
 struct BlockScore {

@@ -44,9 +44,11 @@ double mechanism_cost(const ConvertedLayer& o, int64_t length, int64_t key, int6
   if (o.mechanism == "window") {
     if (o.windows.empty()) return near;
     double total = 0;
-    for (const int64_t w : o.windows)
-      total += window_cost(w, o.sinks, length, causal) / real(static_cast<int64_t>(o.windows.size()));
-    return total;
+    for (size_t h = 0; h < o.windows.size(); ++h) {
+      const bool monarch = !o.blocks.empty() && o.blocks[h] > 0;
+      total += monarch ? monarch_cost(o.blocks[h], o.updates[h], length) : window_cost(o.windows[h], o.sinks, length, causal);
+    }
+    return total / real(static_cast<int64_t>(o.windows.size()));
   }
   if (o.mechanism == "distill" || o.mechanism == "t2r" || o.mechanism == "hybrid-exact")
     return (4 * M * D + 4 * M * V + kChunk * (M + V)) / softmax + near;
@@ -105,6 +107,55 @@ Status choose(const std::vector<std::vector<LayerOption>>& options, const std::v
     at -= static_cast<int64_t>(std::ceil(options[s][chosen[s]].cost * weights[s] / unit - 1e-9));
   }
   return {};
+}
+
+void choose_together(const std::vector<std::vector<LayerOption>>& options, const std::vector<double>& weights, double budget,
+                     const std::vector<std::vector<float>>& product, std::vector<size_t>& chosen) {
+  const size_t S = options.size();
+  std::vector<size_t> first;
+  size_t count = 0;
+  double spent = 0;
+  for (size_t s = 0; s < S; ++s) {
+    first.push_back(count), count += options[s].size();
+    spent += options[s][chosen[s]].cost * weights[s];
+  }
+  const auto at = [&](size_t a, size_t b) { return static_cast<double>(product[a][b]); };
+  std::vector<double> with(count, 0);  // of each option with all that is chosen
+  for (size_t n = 0; n < count; ++n) {
+    for (size_t s = 0; s < S; ++s) with[n] += at(n, first[s] + chosen[s]);
+  }
+  const auto change = [&](size_t s, size_t to) {
+    const size_t old = first[s] + chosen[s], next = first[s] + to;
+    for (size_t n = 0; n < count; ++n) with[n] += at(n, next) - at(n, old);
+    spent += (options[s][to].cost - options[s][chosen[s]].cost) * weights[s];
+    chosen[s] = to;
+  };
+  for (bool better = true; better;) {
+    better = false;
+    for (size_t a = 0; a < S; ++a) {
+      for (size_t b = a + 1; b < S; ++b) {
+        // What the two have with all others, without themselves.
+        const size_t old_a = first[a] + chosen[a], old_b = first[b] + chosen[b];
+        const auto value = [&](size_t x, size_t y) {
+          const double rest = with[x] - at(x, old_a) - at(x, old_b) + with[y] - at(y, old_a) - at(y, old_b);
+          return at(x, x) + at(y, y) + rest + at(x, y);
+        };
+        double least = value(old_a, old_b) - 1e-9;
+        size_t best_a = chosen[a], best_b = chosen[b];
+        for (size_t x = 0; x < options[a].size(); ++x) {
+          for (size_t y = 0; y < options[b].size(); ++y) {
+            const double cost = spent + (options[a][x].cost - options[a][chosen[a]].cost) * weights[a] +
+                                (options[b][y].cost - options[b][chosen[b]].cost) * weights[b];
+            if (cost > budget) continue;
+            if (const double found = value(first[a] + x, first[b] + y); found < least) least = found, best_a = x, best_b = y;
+          }
+        }
+        if (best_a == chosen[a] && best_b == chosen[b]) continue;
+        change(a, best_a), change(b, best_b);
+        better = true;
+      }
+    }
+  }
 }
 
 std::vector<HeadWindows> combine_heads(const std::vector<std::vector<double>>& error, const std::vector<double>& cost,

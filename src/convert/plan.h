@@ -36,6 +36,13 @@ double mechanism_cost(const ConvertedLayer& layer, int64_t length, int64_t key, 
 Status choose(const std::vector<std::vector<LayerOption>>& options, const std::vector<double>& weights, double budget,
               std::vector<size_t>& chosen);
 
+// The choice made better where damages add up as vectors do, not as numbers: product[a][b] is the inner product of what two
+// options do, options counted slot by slot, so that product[a][a] is the damage of one alone. Single options and pairs change
+// places under the budget while half of the sum's square and half of the squares' sum gets smaller: the sum is what was
+// measured, the squares keep the choice from what cancels on these texts alone.
+void choose_together(const std::vector<std::vector<LayerOption>>& options, const std::vector<double>& weights, double budget,
+                     const std::vector<std::vector<float>>& product, std::vector<size_t>& chosen);
+
 // The windows of the heads of one layer: for every cost the combination with the least error, ascending in cost, descending in
 // error. error [heads][windows], cost [windows] (share of a head's softmax cost). Of more than `most` points, the evenly
 // spaced.

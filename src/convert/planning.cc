@@ -8,6 +8,29 @@
 
 namespace linnet::convert {
 
+namespace {
+
+// Lists whose heads are all alike, or of one kind, as the layers without these lists. `own`: the window of the source.
+void simplify(ConvertedLayer& layer, int64_t own) {
+  if (layer.windows.empty()) return;
+  const auto alike = [](const std::vector<int64_t>& list) {
+    return std::all_of(list.begin(), list.end(), [&](int64_t each) { return each == list[0]; });
+  };
+  const bool same = alike(layer.windows) && alike(layer.blocks) && alike(layer.updates);
+  if (alike(layer.blocks) && (layer.blocks.empty() || layer.blocks[0] == 0)) layer.blocks.clear(), layer.updates.clear();
+  if (!same) return;
+  ConvertedLayer one;
+  one.index = layer.index;
+  if (!layer.blocks.empty()) {
+    one.mechanism = "monarch", one.block = layer.blocks[0], one.steps = layer.updates[0];
+  } else if (layer.windows[0] != own) {
+    one.mechanism = "window", one.window = layer.windows[0], one.sinks = layer.sinks;
+  }
+  layer = one;
+}
+
+}  // namespace
+
 std::vector<ConvertedLayer> Job::plain_layers() const {
   std::vector<ConvertedLayer> list(static_cast<size_t>(parts_->layers()));
   for (size_t i = 0; i < list.size(); ++i) list[i].index = static_cast<int64_t>(i);
@@ -143,10 +166,16 @@ std::vector<std::vector<LayerOption>> Job::options(double recall) const {
         error.emplace_back(e.window[h].begin(), e.window[h].begin() + static_cast<ptrdiff_t>(count));
         for (size_t w = 0; w < count && h < e.recall.size(); ++w) error[h][w] += recall * e.recall[h][w];
       }
-      // One window for each head of keys, or none.
+      // One window for each head of keys, or none; in encoders single heads may be Monarch instead.
+      std::vector<size_t> monarchs;
       if (error.size() > 1 && error.size() <= static_cast<size_t>(Sizes::kMax) && parts_->parts_heads(i)) {
         widths_of.push_back(parts_->own_window(i));
         for (std::vector<double>& head : error) head.push_back(0);
+        for (size_t o = 0; o < whole_.size() && !causal && parts_->replaces(i); ++o) {
+          if (whole_[o].mechanism != "monarch") continue;
+          monarchs.push_back(o);
+          for (size_t h = 0; h < error.size(); ++h) error[h].push_back(e.single[h][o]);
+        }
       } else {
         for (size_t h = 1; h < error.size(); ++h) {
           for (size_t w = 0; w < count; ++w) error[0][w] += error[h][w];
@@ -156,6 +185,7 @@ std::vector<std::vector<LayerOption>> Job::options(double recall) const {
       std::vector<double> cost;
       for (const int64_t w : widths_of)
         cost.push_back(window_cost(w, o_.sinks, length_, causal) / own_cost(static_cast<size_t>(i)));
+      for (const size_t o : monarchs) cost.push_back(monarch_cost(whole_[o].block, whole_[o].steps, length_));
       for (const HeadWindows& point : combine_heads(error, cost, kMostPoints)) {
         if (point.window.empty()) continue;
         ConvertedLayer layer;
@@ -163,12 +193,15 @@ std::vector<std::vector<LayerOption>> Job::options(double recall) const {
         layer.sinks = o_.sinks;
         bool same = true, full = true;
         for (const size_t w : point.window) {
-          layer.windows.push_back(widths_of[w]);
+          const bool window = w < widths_of.size();
+          layer.windows.push_back(window ? widths_of[w] : 0);
+          layer.blocks.push_back(window ? 0 : whole_[monarchs[w - widths_of.size()]].block);
+          layer.updates.push_back(window ? 0 : whole_[monarchs[w - widths_of.size()]].steps);
           same &= w == point.window[0];
-          full &= w >= count;
+          full &= w == count;
         }
-        if (full) continue;
-        if (same) layer.window = layer.windows[0], layer.windows.clear();
+        if (full || (same && layer.blocks[0] > 0)) continue;  // Monarch in all heads is an option below
+        simplify(layer, 0);
         add(std::move(layer), point.cost, point.error);
         for (size_t h = 0; h < e.recall.size() && recall > 0; ++h) {
           const size_t w = point.window[point.window.size() > 1 ? h : 0];
@@ -363,8 +396,138 @@ Status Job::measure_together(std::vector<std::vector<LayerOption>>& all, std::ve
   return {};
 }
 
+bool Job::chooses_heads() const {
+  if (!o_.mechanisms.empty() && !contains(o_.mechanisms, "window")) return false;
+  for (int64_t i = 0; i < parts_->layers(); ++i) {
+    if (!parts_->converts(i)) continue;
+    if (!parts_->parts_heads(i) || parts_->kv_heads(i) < 2 || parts_->kv_heads(i) > Sizes::kMax) return false;
+  }
+  return true;
+}
+
+// Heads of one layer differ in what they need, and pooled states forgive errors that differ from token to token. So the change
+// of the pooled states is measured for every head and kind; such changes add up almost linearly.
+Status Job::measure_heads() {
+  LINNET_TRY(joint(planned(), r_.measured));
+  const size_t texts = std::min<size_t>(plan_.size(), 6);
+  std::vector<std::vector<LayerOption>> all;  // of each head of keys, one after another
+  std::vector<double> weights;
+  std::vector<std::pair<size_t, size_t>> heads;
+  for (int64_t i = 0; i < parts_->layers(); ++i) {
+    if (!parts_->converts(i) || std::find(o_.keep.begin(), o_.keep.end(), i) != o_.keep.end()) continue;
+    const size_t layer = static_cast<size_t>(i), H = static_cast<size_t>(parts_->kv_heads(i));
+    const LayerErrors& e = errors_[layer];
+    for (size_t h = 0; h < H; ++h) {
+      std::vector<LayerOption> list(1);
+      LayerOption& plain = list[0];
+      plain.layer.index = i, plain.layer.mechanism = "window", plain.layer.sinks = o_.sinks, plain.cost = 1;
+      plain.layer.windows.assign(H, parts_->own_window(i));
+      const LayerOption as_it_is = plain;
+      for (size_t w = 0; w < usable(layer); ++w) {
+        LayerOption option = as_it_is;
+        option.layer.windows[h] = windows_[w], option.error = e.window[h][w];
+        option.cost = window_cost(windows_[w], o_.sinks, length_, false) / own_cost(layer);
+        list.push_back(std::move(option));
+      }
+      for (size_t o = 0; o < whole_.size() && parts_->replaces(i); ++o) {
+        const ConvertedLayer& candidate = whole_[o];
+        // A few are enough where heads differ: the sizes in between bring less than another head's choice.
+        const bool power = candidate.block == 8 || candidate.block == 16 || candidate.block == 32;
+        if (candidate.mechanism != "monarch" || !power || candidate.steps > 2) continue;
+        LayerOption option = as_it_is;
+        option.layer.blocks.assign(H, 0), option.layer.updates.assign(H, 0);
+        option.layer.blocks[h] = candidate.block, option.layer.updates[h] = candidate.steps;
+        option.error = e.single[h][o], option.cost = monarch_cost(candidate.block, candidate.steps, length_);
+        list.push_back(std::move(option));
+      }
+      std::vector<LayerOption> kept;
+      for (const LayerOption& option : list) {
+        bool worth = option.cost <= 1;
+        for (const LayerOption& other : list) worth &= !(other.cost <= option.cost && other.error < 0.5 * option.error);
+        if (worth) kept.push_back(option);
+      }
+      all.push_back(std::move(kept));
+      weights.push_back(weights_[layer] / static_cast<double>(H));
+      heads.emplace_back(layer, h);
+    }
+  }
+  size_t total = 0;
+  for (const auto& list : all) total += list.size();
+  std::vector<std::vector<float>> changes;  // of the pooled states, all texts in a row; half the square is 1 - cosine
+  std::vector<std::vector<float>> teacher(texts);
+  for (size_t s = 0; s < texts; ++s) teacher[s] = pooled(*parts_, traced_.last[s]);
+  const float share = static_cast<float>(1 / std::sqrt(2 * static_cast<double>(texts)));
+  std::vector<ConvertedLayer> list = plain_layers();
+  for (size_t n = 0; n < all.size(); ++n) {
+    const size_t i = heads[n].first;
+    for (size_t o = 0; o < all[n].size(); ++o) {
+      tell("heads", static_cast<int64_t>(changes.size()), static_cast<int64_t>(total));
+      std::vector<float> change(texts * teacher[0].size(), 0);
+      list[i] = all[n][o].layer;
+      for (size_t s = 0; s < texts && o > 0; ++s) {
+        std::vector<float> last;
+        LINNET_TRY(run_from(*parts_, list, i, traced_.inputs[i][s], nullptr, last));
+        const std::vector<float> found = pooled(*parts_, last);
+        for (size_t c = 0; c < found.size(); ++c) {
+          change[s * found.size() + c] = share * (found[c] - teacher[s][c]);
+          all[n][o].damage += std::pow(static_cast<double>(change[s * found.size() + c]), 2);
+        }
+      }
+      changes.push_back(std::move(change));
+    }
+    list[i] = plain_layers()[i];
+  }
+  std::vector<size_t> chosen;
+  if (!choose(all, weights, o_.budget, chosen).ok()) return {};  // what whole layers can do stays
+  std::vector<std::vector<float>> product(total, std::vector<float>(total));
+  for (size_t a = 0; a < total; ++a) {
+    for (size_t b = 0; b <= a; ++b) {
+      float sum = 0;
+      for (size_t c = 0; c < changes[a].size(); ++c) sum += changes[a][c] * changes[b][c];
+      product[a][b] = product[b][a] = sum;
+    }
+  }
+  // Both choices, measured as a whole on all texts of the plan, stand beside the plan of whole layers.
+  for (const bool together : {false, true}) {
+    if (together) choose_together(all, weights, o_.budget, product, chosen);
+    const ConvertResult before = r_;
+    std::vector<double> damage(r_.layers.size(), 0);
+    for (PlannedLayer& p : r_.layers) {
+      const int64_t index = p.layer.index;
+      p.layer = {}, p.layer.index = index;
+    }
+    for (size_t n = 0; n < all.size(); ++n) {
+      const ConvertedLayer& option = all[n][chosen[n]].layer;
+      ConvertedLayer& layer = r_.layers[heads[n].first].layer;
+      layer.mechanism = "window", layer.sinks = o_.sinks;
+      const size_t h = heads[n].second;
+      layer.windows.push_back(option.windows[h]);
+      layer.blocks.push_back(option.blocks.empty() ? 0 : option.blocks[h]);
+      layer.updates.push_back(option.updates.empty() ? 0 : option.updates[h]);
+      damage[heads[n].first] += all[n][chosen[n]].damage;
+    }
+    r_.cost = 0;
+    for (size_t i = 0; i < r_.layers.size(); ++i) {
+      PlannedLayer& p = r_.layers[i];
+      simplify(p.layer, parts_->own_window(static_cast<int64_t>(i)));
+      p.cost = layer_cost(p.layer, i), p.damage = damage[i];
+      r_.cost += p.cost * weights_[i];
+    }
+    double kl = 0;
+    LINNET_TRY(joint(planned(), kl));
+    if (kl < before.measured) {
+      r_.measured = kl;
+    } else {
+      r_ = before;
+    }
+  }
+  r_.predicted = r_.measured;
+  return {};
+}
+
 Status Job::refine(std::vector<std::vector<LayerOption>>& all, std::vector<size_t>& chosen) {
   LINNET_TRY(traced());
+  if (!parts_->causal() && chooses_heads()) return measure_heads();
   if (!parts_->causal()) {
     LINNET_TRY(measure_options(all, chosen));
     return measure_together(all, chosen);

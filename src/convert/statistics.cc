@@ -34,7 +34,8 @@ Status Job::statistics() {
   for (size_t i = 0; i < layers; ++i) {
     const LayerErrors& e = errors_[i];
     w.begin_object().member("index", i).member("energy", e.energy);
-    for (const auto& [name, list] : {std::pair("window_error", &e.window), std::pair("recall_error", &e.recall)}) {
+    for (const auto& [name, list] :
+         {std::pair("window_error", &e.window), std::pair("recall_error", &e.recall), std::pair("single_error", &e.single)}) {
       w.key(name).begin_array();
       for (const std::vector<double>& head : *list) {
         w.begin_array();
@@ -70,6 +71,7 @@ Status Job::read_statistics() {
     e.energy = number_of(items.value().find("energy"));
     for (JsonItems heads(items.value().find("window_error")); heads.next();) e.window.push_back(numbers(heads.value()));
     for (JsonItems heads(items.value().find("recall_error")); heads.next();) e.recall.push_back(numbers(heads.value()));
+    for (JsonItems heads(items.value().find("single_error")); heads.next();) e.single.push_back(numbers(heads.value()));
     e.whole = numbers(items.value().find("whole_error"));
     for (JsonItems heads(items.value().find("heads")); heads.next();) {
       analysis::HeadStatistics h;

@@ -32,11 +32,17 @@ ConvertedLayer read_layer(Config& entry) {
                  json_quote_short(layer.mechanism) + ", expected one of " + names);
   }
   const std::string& m = layer.mechanism;
-  for (JsonItems items(entry.value("windows")); items.next();) {
-    int64_t window = 0;
-    if (items.value().count(window) != nullptr || window > kMostKeys) entry.refuse("linnet.layers: windows holds no count");
-    layer.windows.push_back(window);
+  for (const auto& [name, list] :
+       {std::pair("windows", &layer.windows), std::pair("blocks", &layer.blocks), std::pair("updates", &layer.updates)}) {
+    for (JsonItems items(entry.value(name)); items.next();) {
+      int64_t number = 0;
+      if (items.value().count(number) != nullptr || number > kMostKeys)
+        entry.refuse("linnet.layers: " + std::string(name) + " holds no count");
+      list->push_back(number);
+    }
   }
+  if ((!layer.blocks.empty() && layer.blocks.size() != layer.windows.size()) || layer.updates.size() != layer.blocks.size())
+    entry.refuse("linnet.layers: windows, blocks and updates are lists of one length");
   const bool needs_window = (m == "window" && layer.windows.empty()) || m == "hybrid" || m == "hybrid-exact";
   layer.window = needs_window ? entry.count("window", 1, kMostKeys) : entry.count("window", 0, kMostKeys, 0);
   layer.sinks = entry.count("sinks", 0, kMostKeys, 0);
@@ -57,7 +63,14 @@ std::string ConvertedLayer::label() const {
   if (mechanism == "softmax") return mechanism;
   if (!windows.empty()) {
     std::string list;
-    for (const int64_t w : windows) list += (list.empty() ? " " : "/") + (w > 0 ? std::to_string(w) : std::string("all"));
+    for (size_t h = 0; h < windows.size(); ++h) {
+      list += list.empty() ? " " : "/";
+      if (!blocks.empty() && blocks[h] > 0) {
+        list += "monarch " + std::to_string(blocks[h]) + " x " + std::to_string(updates[h]);
+      } else {
+        list += windows[h] > 0 ? std::to_string(windows[h]) : "all";
+      }
+    }
     return mechanism + list + (sinks > 0 ? " + " + std::to_string(sinks) : "");
   }
   if (mechanism == "monarch") return "monarch " + std::to_string(block) + " x " + std::to_string(steps);
@@ -72,9 +85,13 @@ void ConvertedLayer::write(JsonWriter& w) const {
     if (windows.empty()) {
       w.member("window", window);
     } else {
-      w.key("windows").begin_array();
-      for (const int64_t each : windows) w.value(each);
-      w.end_array();
+      for (const auto& [name, list] :
+           {std::pair("windows", &windows), std::pair("blocks", &blocks), std::pair("updates", &updates)}) {
+        if (list->empty()) continue;
+        w.key(name).begin_array();
+        for (const int64_t each : *list) w.value(each);
+        w.end_array();
+      }
     }
     w.member("sinks", sinks);
   }
@@ -106,7 +123,8 @@ Status convert_block(const ConvertedLayer& layer, BlockSpec& block) {
   if (const int64_t own = window_of(block); own > 0) {
     const std::string sees =
         "layer " + std::to_string(layer.index) + " has a window of its own, " + std::to_string(own) + " keys";
-    if (layer.mechanism != "window") return bad_input(sees + ", and cannot be " + layer.mechanism + ", only a smaller window");
+    if (layer.mechanism != "window" || !layer.blocks.empty())
+      return bad_input(sees + ", and cannot be " + layer.mechanism + ", only a smaller window");
     std::vector<int64_t> windows = layer.windows;
     if (windows.empty()) windows.push_back(layer.window);
     for (const int64_t w : windows) {
@@ -124,8 +142,11 @@ Status convert_block(const ConvertedLayer& layer, BlockSpec& block) {
     block.options.push_back({"prefix", std::to_string(layer.sinks)});
   } else {
     block.mixer = "converted_attention";
-    std::string windows;
-    for (const int64_t w : layer.windows) windows += (windows.empty() ? "" : ",") + std::to_string(w);
+    const auto listed = [](const std::vector<int64_t>& list) {
+      std::string text;
+      for (const int64_t each : list) text += (text.empty() ? "" : ",") + std::to_string(each);
+      return text;
+    };
     block.options.insert(block.options.end(), {{"mechanism", layer.mechanism},
                                                {"window", std::to_string(layer.window)},
                                                {"sinks", std::to_string(layer.sinks)},
@@ -135,7 +156,11 @@ Status convert_block(const ConvertedLayer& layer, BlockSpec& block) {
                                                {"steps", std::to_string(layer.steps)},
                                                {"tie", layer.tie},
                                                {"arity", std::to_string(layer.arity)}});
-    if (!windows.empty()) block.options.push_back({"windows", windows});
+    if (!layer.windows.empty()) block.options.push_back({"windows", listed(layer.windows)});
+    if (!layer.blocks.empty()) {
+      block.options.push_back({"blocks", listed(layer.blocks)});
+      block.options.push_back({"updates", listed(layer.updates)});
+    }
   }
   block.label = layer.label();
   return {};

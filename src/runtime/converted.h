@@ -22,6 +22,8 @@ struct ConvertedLayer {
   std::string mechanism = "softmax";
   int64_t window = 0, sinks = 0;
   std::vector<int64_t> windows;  // mechanism window: one for each head of keys instead; 0: all keys
+  std::vector<int64_t> blocks;   // beside windows: heads with a number above 0 are Monarch with blocks of it instead
+  std::vector<int64_t> updates;  // beside blocks: steps of those heads
   int64_t features = 0;          // distill, hybrid
   std::string form = "sliding";  // hybrid
   int64_t block = 0, steps = 1;  // monarch

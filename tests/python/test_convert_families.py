@@ -151,6 +151,28 @@ def test_encoder(name, text, tmp_path):
     assert agreement(ours, theirs) < 1e-4
 
 
+def test_heads_of_several_kinds(text, tmp_path):
+    """All keys, a window and Monarch in the heads of one layer; the runtime and transformers agree, and the cost is the heads' mean."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**ENCODERS["bert"][1], attn_implementation="eager")
+    folder = make(tmp_path / "model", randomized(transformers.BertModel(config)))
+    mixed = {"mechanism": "window", "windows": [0, 32, 0, 0], "blocks": [0, 0, 16, 8], "updates": [0, 0, 1, 2], "sinks": 4}
+    plan = {"format": 1, "layers": [{"index": 0, **mixed}, {"index": 1, "mechanism": "window", "windows": [32, 0, 16, 16], "sinks": 4}]}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    run("convert", folder, "--out", tmp_path / "fast", "--text", text, "--budget", 0.5, "--plan", tmp_path / "plan.json", *WORDS)
+    written = json.loads((tmp_path / "fast" / "config.json").read_text())["linnet"]["layers"]
+    assert written == plan["layers"]
+    monarch = [(3 * 16 + 2 * 16) / 512, (2 * 8 + 2 * 32 + 3 * 8 + 2 * 32) / 512]
+    cost = ((1 + 36 / 256 + sum(monarch)) / 4 + (36 / 256 + 1 + 20 / 256 * 2) / 4) / 2
+    report = json.loads((tmp_path / "fast" / "report.json").read_text())
+    assert abs(report["cost"] - cost) < 1e-6 and "monarch 16 x 1" in (tmp_path / "fast" / "report.md").read_text()
+    tokens = torch.randint(5, 320, (256,), generator=torch.Generator().manual_seed(1))
+    ours = runtime.load(tmp_path / "fast").states(tokens.tolist())
+    with torch.no_grad():
+        theirs = linnet.load_converted(tmp_path / "fast")(input_ids=tokens[None]).last_hidden_state
+    assert agreement(ours, theirs) < 1e-4
+
+
 @pytest.mark.parametrize("name", IMAGES)
 def test_images(name, tmp_path):
     kind = getattr(transformers, IMAGES[name])

@@ -95,6 +95,11 @@ def softmax(q, k, v, shape, window=0, sinks=0, with_lse=False):
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=plain and shape.causal, scale=shape.scale).transpose(1, 2)
 
 
+def monarch(q, k, v, shape, block, steps):
+    k, v = repeat(k, shape.heads).contiguous(), repeat(v, shape.heads).contiguous()
+    return linnet.monarch(q.contiguous(), k, v, block=block, steps=1 if shape.causal else steps, scale=shape.scale, causal=shape.causal)
+
+
 def row_scores(q, k, rows, shape):
     """The teacher's scores [B, H, R, T] of some rows, -inf where a key is not seen."""
     scores = torch.einsum("brhd,bjhd->bhrj", q[:, rows].float(), repeat(k, shape.heads).float()) * shape.scale
@@ -142,15 +147,21 @@ class Softmax(Mixer):
 
 
 class Window(Mixer):
-    """Exact attention to the last keys and the first; `windows`: one window for each head of keys, 0 sees all keys."""
+    """Exact attention to the last keys and the first; `windows`: one window for each head of keys, 0 sees all keys. Heads whose entry in
+    `blocks` is above 0 are Monarch with blocks of so many tokens and as many steps as `updates` says."""
 
-    mechanism, option_names = "window", ("window", "windows", "sinks")
+    mechanism, option_names = "window", ("window", "windows", "blocks", "updates", "sinks")
 
     def __init__(self, shape, **options):
         super().__init__(shape, **options)
         windows = options.get("windows")
         if windows is not None and len(windows) != shape.kv_heads:
             raise ValueError(f"window: windows has {len(windows)} entries, expected one for each head of keys, {shape.kv_heads}")
+        if "blocks" in options:
+            if shape.causal:
+                raise ValueError("window: blocks are of encoders, this model's attention is causal")
+            if windows is None or not len(windows) == len(options["blocks"]) == len(options.get("updates", ())):
+                raise ValueError("window: windows, blocks and updates are lists of one length")
 
     def forward(self, q, k, v, more=None):
         sinks = self.options["sinks"]
@@ -158,8 +169,12 @@ class Window(Mixer):
             return softmax(q, k, v, self.shape, self.options["window"], sinks)
         groups = q.shape[2] // k.shape[2]
         part = replace(self.shape, heads=groups, kv_heads=1)
-        return torch.cat([softmax(q[:, :, g * groups : (g + 1) * groups], k[:, :, g : g + 1], v[:, :, g : g + 1], part, window, sinks)
-                          for g, window in enumerate(self.options["windows"])], 2)  # fmt: skip
+        blocks, updates = (self.options.get(name) or [0] * k.shape[2] for name in ("blocks", "updates"))
+        outs = []
+        for g, window in enumerate(self.options["windows"]):
+            own = q[:, :, g * groups : (g + 1) * groups], k[:, :, g : g + 1], v[:, :, g : g + 1]
+            outs.append(monarch(*own, part, blocks[g], updates[g]) if blocks[g] else softmax(*own, part, window, sinks))
+        return torch.cat(outs, 2)
 
 
 class FeatureMap(nn.Module):
@@ -555,9 +570,7 @@ class Monarch(Mixer):
     mechanism, option_names = "monarch", ("block", "steps")
 
     def forward(self, q, k, v, more=None):
-        heads, causal = self.shape.heads, self.shape.causal
-        return linnet.monarch(q, repeat(k, heads), repeat(v, heads), block=self.options["block"],
-                              steps=1 if causal else self.options["steps"], scale=self.shape.scale, causal=causal)  # fmt: skip
+        return monarch(q, k, v, self.shape, self.options["block"], self.options["steps"])
 
 
 class Hierarchical(Mixer):

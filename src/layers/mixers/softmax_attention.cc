@@ -256,7 +256,7 @@ constexpr const char* kTies[] = {"block", "prefix", "row"};
 struct Converted : SoftmaxAttention {
   Mechanism mechanism = Mechanism::window;
   int64_t near = 64, first = 0, features = 0, block = 0, steps = 1, arity = 4;
-  Sizes windows;
+  Sizes windows, blocks, updates;
   Form form = Form::sliding;
   Tie tie = Tie::row;
 };
@@ -284,6 +284,13 @@ Value record_converted(Recorder& l, const Converted& o, Value x) {  // x [B, T, 
         {{"causal", causal}, {"scale", scale}, {"window", w > 0 ? sides : "-1,-1"}, {"prefix", std::to_string(o.first)}},
         "near");
   };
+  const auto monarch = [&](Value qs, Value ks, Value vs, int64_t block, int64_t steps) {
+    return l.op("monarch", {{"q", qs}, {"k", l.repeat(ks, groups)}, {"v", l.repeat(vs, groups)}},
+                {{"block", std::to_string(block > 0 ? block : -1)},
+                 {"steps", std::to_string(steps)},
+                 {"causal", causal},
+                 {"scale", scale}});
+  };
   // The read of a recurrent mechanism beside a window: a share for each head.
   const auto beside_window = [&](Value y) {
     if (o.near == 0) return y;
@@ -301,11 +308,19 @@ Value record_converted(Recorder& l, const Converted& o, Value x) {  // x [B, T, 
                                                 " entries, expected one for each head of keys, " + std::to_string(kv))) {
         return {};
       }
+      const bool mixed = o.blocks.count > 0;
+      if (!l.require(!mixed || (o.blocks.count == kv && o.updates.count == kv),
+                     "blocks and updates have one entry for each head of keys, " + std::to_string(kv)) ||
+          !l.require(!mixed || !o.causal, "Monarch in single heads has no bounded state, expected causal=0")) {
+        return {};
+      }
       for (int64_t g = 0; g < kv; ++g) {
         const auto part = [&](Value from, int64_t heads, int64_t width) {
           return l.split(l.slice(l.join(from), g * heads * width, (g + 1) * heads * width), heads);
         };
-        const Value own = l.join(window(part(q, groups, K), part(k, 1, K), part(v, 1, V), o.windows.value[g]));
+        const Value qs = part(q, groups, K), ks = part(k, 1, K), vs = part(v, 1, V);
+        const Value own = l.join(mixed && o.blocks.value[g] > 0 ? monarch(qs, ks, vs, o.blocks.value[g], o.updates.value[g])
+                                                                : window(qs, ks, vs, o.windows.value[g]));
         y = g == 0 ? own : l.concat(y, own);
       }
       y = l.split(y, H);
@@ -420,13 +435,7 @@ Value record_converted(Recorder& l, const Converted& o, Value x) {  // x [B, T, 
       y = beside_window(y);
       break;
     }
-    case Mechanism::monarch:
-      y = l.op("monarch", {{"q", q}, {"k", l.repeat(k, groups)}, {"v", l.repeat(v, groups)}},
-               {{"block", std::to_string(o.block > 0 ? o.block : -1)},
-                {"steps", std::to_string(o.steps)},
-                {"causal", causal},
-                {"scale", scale}});
-      break;
+    case Mechanism::monarch: y = monarch(q, k, v, o.block, o.steps); break;
     case Mechanism::hierarchical:
       y = l.op("hierarchical", {{"q", q}, {"k", l.repeat(k, groups)}, {"v", l.repeat(v, groups)}},
                {{"tie", name_of(kTies, o.tie)},
@@ -547,6 +556,9 @@ const Layer& converted_attention_layer() {
           .option("window", &O::near, 0, kAnyCount,
                   "keys that are attended exactly; hybrids, gdn and gla: beside the rest; 0: none")
           .option("windows", &O::windows, 0, kAnyCount, "mechanism window: one for each head of keys; 0: all keys")
+          .option("blocks", &O::blocks, 0, kAnyCount,
+                  "beside windows, encoders: heads above 0 are Monarch with blocks of so many tokens")
+          .option("updates", &O::updates, 0, kAnyCount, "beside blocks: updates of the factors of these heads")
           .option("sinks", &O::first, 0, kAnyCount, "first keys that are always attended exactly")
           .option("features", &O::features, 0, kAnyCount,
                   "distill, hybrid-exact, t2r: features of a head; hybrid, hedgehog: half of them; 0: from key")
