@@ -451,75 +451,111 @@ Status Job::measure_heads() {
       heads.emplace_back(layer, h);
     }
   }
-  size_t total = 0;
-  for (const auto& list : all) total += list.size();
-  std::vector<std::vector<float>> changes;  // of the pooled states, all texts in a row; half the square is 1 - cosine
-  std::vector<std::vector<float>> teacher(texts);
-  for (size_t s = 0; s < texts; ++s) teacher[s] = pooled(*parts_, traced_.last[s]);
-  const float share = static_cast<float>(1 / std::sqrt(2 * static_cast<double>(texts)));
-  std::vector<ConvertedLayer> list = plain_layers();
-  for (size_t n = 0; n < all.size(); ++n) {
-    const size_t i = heads[n].first;
-    for (size_t o = 0; o < all[n].size(); ++o) {
-      tell("heads", static_cast<int64_t>(changes.size()), static_cast<int64_t>(total));
-      std::vector<float> change(texts * teacher[0].size(), 0);
-      list[i] = all[n][o].layer;
-      for (size_t s = 0; s < texts && o > 0; ++s) {
-        std::vector<float> last;
-        LINNET_TRY(run_from(*parts_, list, i, traced_.inputs[i][s], nullptr, last));
-        const std::vector<float> found = pooled(*parts_, last);
-        for (size_t c = 0; c < found.size(); ++c) {
-          change[s * found.size() + c] = share * (found[c] - teacher[s][c]);
-          all[n][o].damage += std::pow(static_cast<double>(change[s * found.size() + c]), 2);
-        }
-      }
-      changes.push_back(std::move(change));
-    }
-    list[i] = plain_layers()[i];
-  }
-  std::vector<size_t> chosen;
-  if (!choose(all, weights, o_.budget, chosen).ok()) return {};  // what whole layers can do stays
-  std::vector<std::vector<float>> product(total, std::vector<float>(total));
-  for (size_t a = 0; a < total; ++a) {
-    for (size_t b = 0; b <= a; ++b) {
-      float sum = 0;
-      for (size_t c = 0; c < changes[a].size(); ++c) sum += changes[a][c] * changes[b][c];
-      product[a][b] = product[b][a] = sum;
-    }
-  }
-  // Both choices, measured as a whole on all texts of the plan, stand beside the plan of whole layers.
-  for (const bool together : {false, true}) {
-    if (together) choose_together(all, weights, o_.budget, product, chosen);
-    const ConvertResult before = r_;
-    std::vector<double> damage(r_.layers.size(), 0);
-    for (PlannedLayer& p : r_.layers) {
-      const int64_t index = p.layer.index;
-      p.layer = {}, p.layer.index = index;
-    }
+  const auto set_head = [&](ConvertedLayer& layer, size_t n, size_t o) {
+    const ConvertedLayer& option = all[n][o].layer;
+    const size_t h = heads[n].second;
+    layer.windows[h] = option.windows[h];
+    layer.blocks[h] = option.blocks.empty() ? 0 : option.blocks[h];
+    layer.updates[h] = option.updates.empty() ? 0 : option.updates[h];
+  };
+  // Layers with a list entry for each head.
+  const auto combined = [&](const std::vector<size_t>& chosen) {
+    std::vector<ConvertedLayer> list = plain_layers();
     for (size_t n = 0; n < all.size(); ++n) {
-      const ConvertedLayer& option = all[n][chosen[n]].layer;
-      ConvertedLayer& layer = r_.layers[heads[n].first].layer;
+      ConvertedLayer& layer = list[heads[n].first];
+      const size_t H = all[n][0].layer.windows.size();
       layer.mechanism = "window", layer.sinks = o_.sinks;
-      const size_t h = heads[n].second;
-      layer.windows.push_back(option.windows[h]);
-      layer.blocks.push_back(option.blocks.empty() ? 0 : option.blocks[h]);
-      layer.updates.push_back(option.updates.empty() ? 0 : option.updates[h]);
-      damage[heads[n].first] += all[n][chosen[n]].damage;
+      layer.windows.resize(H), layer.blocks.resize(H), layer.updates.resize(H);
+      set_head(layer, n, chosen[n]);
     }
+    return list;
+  };
+  const auto simple = [&](std::vector<ConvertedLayer> list) {
+    for (size_t i = 0; i < list.size(); ++i) simplify(list[i], parts_->own_window(static_cast<int64_t>(i)));
+    return list;
+  };
+  // The choice as the plan, if it is better on all texts of the plan.
+  bool better = false;
+  const auto adopt = [&](const std::vector<size_t>& chosen) -> Status {
+    const ConvertResult before = r_;
+    const std::vector<ConvertedLayer> list = simple(combined(chosen));
     r_.cost = 0;
-    for (size_t i = 0; i < r_.layers.size(); ++i) {
+    for (size_t i = 0; i < list.size(); ++i) {
       PlannedLayer& p = r_.layers[i];
-      simplify(p.layer, parts_->own_window(static_cast<int64_t>(i)));
-      p.cost = layer_cost(p.layer, i), p.damage = damage[i];
+      p.layer = list[i], p.cost = layer_cost(list[i], i), p.damage = 0;
       r_.cost += p.cost * weights_[i];
     }
-    double kl = 0;
-    LINNET_TRY(joint(planned(), kl));
-    if (kl < before.measured) {
-      r_.measured = kl;
-    } else {
-      r_ = before;
+    for (size_t n = 0; n < all.size(); ++n) r_.layers[heads[n].first].damage += all[n][chosen[n]].damage;
+    LINNET_TRY(joint(list, r_.measured));
+    better = r_.measured < before.measured;
+    if (!better) r_ = before;
+    return {};
+  };
+  size_t total = 0;
+  for (const auto& list : all) total += list.size();
+  std::vector<std::vector<float>> teacher(texts), reference(texts);
+  for (size_t s = 0; s < texts; ++s) teacher[s] = pooled(*parts_, traced_.last[s]);
+  const float share = static_cast<float>(1 / std::sqrt(2 * static_cast<double>(texts)));  // half the square is 1 - cosine
+  const auto add_change = [&](size_t s, const std::vector<float>& from, const std::vector<float>& to, std::vector<float>& row) {
+    for (size_t c = 0; c < from.size(); ++c) row[s * from.size() + c] = share * (to[c] - from[c]);
+  };
+  std::vector<size_t> chosen(all.size(), 0);
+  for (int64_t round = 0; round < std::max<int64_t>(o_.rounds, 1); ++round) {
+    // Changes around the teacher first, then around what was chosen.
+    const std::vector<ConvertedLayer> lists = combined(chosen), now_planned = simple(lists);
+    std::vector<std::vector<float>> x(texts), y(texts), changes;
+    std::vector<float> row(texts * teacher[0].size(), 0), distant = row, last;
+    for (size_t s = 0; s < texts; ++s) {
+      LINNET_TRY(embed(*parts_, plan_[s], x[s]));
+      LINNET_TRY(run_from(*parts_, now_planned, 0, x[s], nullptr, last));
+      reference[s] = pooled(*parts_, last);
+      add_change(s, teacher[s], reference[s], distant);
     }
+    size_t at = 0;
+    for (size_t n = 0; n < all.size(); ++n) {
+      const size_t i = heads[n].first;
+      for (; at < i; ++at) {
+        for (size_t s = 0; s < texts; ++s) LINNET_TRY(parts_->block(now_planned[at], x[s], y[s]));
+        x.swap(y);
+      }
+      for (size_t o = 0; o < all[n].size(); ++o) {
+        tell("heads", static_cast<int64_t>(changes.size()), static_cast<int64_t>(total));
+        std::fill(row.begin(), row.end(), 0.0f);
+        std::vector<ConvertedLayer> list = now_planned;
+        list[i] = lists[i];
+        set_head(list[i], n, o);
+        simplify(list[i], parts_->own_window(static_cast<int64_t>(i)));
+        for (size_t s = 0; s < texts && o != chosen[n]; ++s) {
+          LINNET_TRY(run_from(*parts_, list, i, x[s], nullptr, last));
+          add_change(s, reference[s], pooled(*parts_, last), row);
+        }
+        for (size_t c = 0; c < row.size() && round == 0; ++c) all[n][o].damage += std::pow(static_cast<double>(row[c]), 2);
+        changes.push_back(row);
+      }
+    }
+    if (round == 0) {
+      if (!choose(all, weights, o_.budget, chosen).ok()) return {};  // what whole layers can do stays
+      LINNET_TRY(adopt(chosen));
+    }
+    // What the plan does already is one more slot, without a choice.
+    changes.push_back(distant);
+    std::vector<std::vector<float>> product(changes.size(), std::vector<float>(changes.size()));
+    for (size_t a = 0; a < changes.size(); ++a) {
+      for (size_t b = 0; b <= a; ++b) {
+        float sum = 0;
+        for (size_t c = 0; c < row.size(); ++c) sum += changes[a][c] * changes[b][c];
+        product[a][b] = product[b][a] = sum;
+      }
+    }
+    std::vector<std::vector<LayerOption>> slots = all;
+    std::vector<double> shares = weights;
+    std::vector<size_t> next = chosen;
+    slots.emplace_back(1), shares.push_back(0), next.push_back(0);
+    choose_together(slots, shares, o_.budget, product, next);
+    next.pop_back();
+    LINNET_TRY(adopt(next));
+    if (round > 0 && !better) break;
+    if (better) chosen = next;
   }
   r_.predicted = r_.measured;
   return {};
