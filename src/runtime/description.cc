@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <iterator>
 
 #include "layers/layer.h"
 #include "runtime/converted.h"
@@ -252,9 +253,9 @@ const NameRule* find_name(const Description& d, const std::string& ours, std::st
 Status describe_model(Config& config, Description& out) {
   const std::string type = config.text("model_type", "");
   LINNET_TRY(config.status());
-  std::string known;
+  std::string known;  // the first of them: all would fill a screen
   for (const Family& family : kFamilies) {
-    known += std::string(known.empty() ? "" : ", ") + family.model_type;
+    if (&family < kFamilies + 12) known += std::string(known.empty() ? "" : ", ") + family.model_type;
     if (type != family.model_type) continue;
     Description d;
     d.family = type;
@@ -264,7 +265,8 @@ Status describe_model(Config& config, Description& out) {
     out = std::move(d);
     return {};
   }
-  return bad_input(config.source() + ": model_type is " + json_quote_short(type) + ", expected one of " + known);
+  return bad_input(config.source() + ": model_type is " + json_quote_short(type) + ", expected one of " + known + ", .. (" +
+                   std::to_string(std::size(kFamilies)) + " in all: docs/run-a-model.md)");
 }
 
 }  // namespace linnet
