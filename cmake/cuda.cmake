@@ -23,7 +23,7 @@ set(LINNET_NVCC_FLAGS -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Werr
 set(LINNET_CUDA_ARCHS "80;90;100;120" CACHE STRING "compute capabilities of the portable kernels")
 # Rows that run only what no other row takes are machine code for Hopper, and PTX that other GPUs' drivers compile when a call first
 # needs it: a wheel of 40 MB has no room for more.
-set(LINNET_CUDA_RARE "/recurrence/cuda/(plain/plain|segments|step).cu$|/hierarchical/cuda/|/taylor/taylor_qt_cuda.cu$|/h3/h3_cuda.cu$|/distill/cuda/|/monarch/cuda/plain/backward.cu$")
+set(LINNET_CUDA_RARE "/features/features_cuda.cu$|/zeros/cuda/softmax.cu$|/inline/inline_residual_cuda.cu$|/grid_conv/|/recurrence/cuda/(plain/plain|segments|step).cu$|/hierarchical/cuda/|/taylor/taylor_qt_cuda.cu$|/h3/h3_cuda.cu$|/distill/cuda/|/monarch/cuda/plain/backward.cu$")
 set(LINNET_PORTABLE_FLAGS -std=c++20 -O3 -arch=compute_80 -Werror=all-warnings --expt-relaxed-constexpr)
 find_program(LINNET_PTXAS ptxas HINTS /usr/local/cuda/bin)
 
