@@ -65,7 +65,7 @@ class LayeredModel {
   bool attends(int64_t layer) const;        // whether it has softmax weights, be they gated or of a window
   std::string mixer(int64_t layer) const;
   // Whether more than one window for all heads may: the layer has nothing that converted_attention has no word for (a soft
-  // cap).
+  // cap, a gate).
   bool parts_heads(int64_t layer) const;
   bool replaces(int64_t layer) const;  // whether any mechanism may: it sees all keys, too
   int64_t heads(int64_t layer) const;
