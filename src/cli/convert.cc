@@ -62,7 +62,14 @@ Status read(const Arguments& args, convert::ConvertOptions& o) {
     o.recall_lengths.clear();
     LINNET_TRY(integers("recall-lengths", args.text("recall-lengths"), o.recall_lengths));
   }
-  LINNET_TRY(integers("keep-softmax", args.text("keep-softmax"), o.keep));
+  const std::string keep = args.text("keep-softmax");
+  if (!keep.empty() && keep.find(',') == std::string::npos && keep != "auto") {
+    LINNET_TRY(args.integer("keep-softmax", 0, 1000, &o.keep_count));
+    if (!args.has("budget")) o.budget = 1;  // the number of layers is the budget
+  } else if (keep != "auto") {
+    LINNET_TRY(integers("keep-softmax", keep, o.keep));
+  }
+  LINNET_TRY(args.integer("cache", 1, int64_t{1} << 40, &o.cache));
   for (const int64_t w : o.windows) {
     if (w < 1) return bad_input("convert: a window of 0 keys sees nothing");
   }
@@ -173,7 +180,8 @@ const Command& convert_command() {
             "hedgehog, t2r"},
            {"windows", "N,M", "windows to choose from (default 64,128,..,2048; encoders 16,32,..)"},
            {"sinks", "N", "first keys that every window sees (default 4)"},
-           {"keep-softmax", "I,J", "layers that stay as they are"},
+           {"keep-softmax", "N|I,J", "so many layers stay as they are, those that suffer most; or these (one: 'I,')"},
+           {"cache", "N", "tokens' worth of cache that each other layer may hold"},
            {"plan", "FILE", "use this plan.json"},
            {"dry-run", "", "print plan, cost and time; write nothing"},
            {"calibration-tokens", "N", "of the statistics (default 4096)"},

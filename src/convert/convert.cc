@@ -18,8 +18,8 @@ Status Job::run() {
     if (fresh_) remove_work();  // nothing was measured that a second run could use
     return status;
   }
-  if (o_.budget < 1 && o_.plan.empty()) LINNET_TRY(stage("statistics", [&] { return statistics(); }));
-  if (o_.budget < 1 && o_.plan.empty()) LINNET_TRY(stage("damage", [&] { return damage(); }));
+  if (!keeps_all() && o_.plan.empty()) LINNET_TRY(stage("statistics", [&] { return statistics(); }));
+  if (!keeps_all() && o_.plan.empty()) LINNET_TRY(stage("damage", [&] { return damage(); }));
   if (const Status status = stage("plan", [&] { return plan(); }); !status.ok()) {
     if (fresh_ && no_plan_) remove_work();  // another budget or plan is another conversion
     return status;
@@ -106,12 +106,18 @@ Status Job::load() {
       return bad_input("--keep-softmax has layer " + std::to_string(i) + ", the model has " + std::to_string(parts_->layers()));
     }
   }
+  if (o_.keep_count > convertible) {
+    return bad_input("--keep-softmax is " + std::to_string(o_.keep_count) + ", the model has " + std::to_string(convertible) +
+                     " layers that could be converted");
+  }
   windows_ = o_.windows;
   std::sort(windows_.begin(), windows_.end());
   if (windows_.empty()) {
     int64_t least = s.causal ? 64 : 16;
     while (least > 8 && least * 16 > length_) least /= 2;  // short contexts have small budgets, too
-    for (int64_t w = least; w < length_ / (s.causal ? 2 : 1) && w <= 2048; w *= 2) windows_.push_back(w);
+    // With a limit on the cache, the first keys count: a window and they fill it exactly.
+    const int64_t first = o_.cache > 0 && o_.sinks < least ? o_.sinks : 0;
+    for (int64_t w = least; w < length_ / (s.causal ? 2 : 1) && w <= 2048; w *= 2) windows_.push_back(w - first);
     if (windows_.empty()) windows_ = {std::max<int64_t>(1, length_ / 4)};
   }
   const bool any = o_.mechanisms.empty();
@@ -161,7 +167,7 @@ Status Job::load() {
   for (const std::string& name : o_.mechanisms) w.value(name);
   w.end_array().key("keep_softmax").begin_array();
   for (const int64_t i : o_.keep) w.value(i);
-  w.end_array().end_object().end_object();
+  w.end_array().member("keep_count", o_.keep_count).member("cache", o_.cache).end_object().end_object();
   std::string before;
   if (exists(at("state.json"))) {
     LINNET_TRY(read_file(at("state.json"), kMaxStageBytes, before));

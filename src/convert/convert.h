@@ -24,6 +24,8 @@ struct ConvertOptions {
   std::vector<int64_t> windows;         // empty: 64, 128, .. 2048 below the length; encoders: 16, 32, ..
   std::vector<std::string> mechanisms;  // empty: what the family can do
   std::vector<int64_t> keep;            // layers that stay
+  int64_t keep_count = -1;              // so many layers stay, those that replacing harms most; -1: as many as the budget says
+  int64_t cache = 0;                    // tokens' worth of cache that a converted layer may hold; 0: any
   int64_t calibration_tokens = 4096, plan_tokens = 2048, eval_tokens = 16384, fit_tokens = 20'000'000;
   int64_t rounds = 1;        // of refinement
   double keep_recall = 0.1;  // nats that the loss of a passage repeated from far back may rise; < 0: not looked at

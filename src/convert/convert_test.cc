@@ -276,6 +276,44 @@ TEST(Convert, GoesOnWhereItWasKilled) {
   EXPECT_FALSE(fs::exists(o.out + ".work"));
 }
 
+// A number of layers stays, whatever the budget; the others hold no more than the cache that was given.
+TEST(Convert, LayersStayByNumber) {
+  struct Case {
+    int64_t keep, cache;
+  };
+  for (const Case& c : {Case{0, 40}, Case{1, 24}, Case{2, 0}, Case{3, 24}}) {
+    SCOPED_TRACE(c.keep);
+    ConvertOptions o = options_of("llama", "counted");
+    o.keep_count = c.keep, o.cache = c.cache, o.budget = 1;
+    ConvertResult r;
+    const Status status = run(o, r);
+    ASSERT_TRUE(status.ok()) << status.message();
+    int64_t kept = 0;
+    for (const PlannedLayer& p : r.layers) {
+      kept += p.layer.mechanism == "softmax";
+      if (p.layer.mechanism == "softmax" || c.cache == 0) continue;
+      EXPECT_LE(cache_tokens(p.layer, r.length, 4, 2, 16, 16), static_cast<double>(c.cache)) << p.layer.label();
+    }
+    EXPECT_EQ(kept, c.keep);
+  }
+}
+
+TEST(Plan, CacheOfMechanismsInTokens) {
+  ConvertedLayer layer;
+  EXPECT_EQ(cache_tokens(layer, 8192, 9, 3, 64, 64), 8192);
+  layer.mechanism = "window", layer.window = 508, layer.sinks = 4;
+  EXPECT_EQ(cache_tokens(layer, 8192, 9, 3, 64, 64), 512);
+  layer.windows = {1020, 252, 252};
+  EXPECT_EQ(cache_tokens(layer, 8192, 9, 3, 64, 64), 512);
+  layer.windows = {0, 252, 252};
+  EXPECT_EQ(cache_tokens(layer, 8192, 9, 3, 64, 64), (8192 + 2 * 256) / 3.0);
+  layer = {};
+  layer.mechanism = "gdn", layer.window = 60, layer.sinks = 4;
+  EXPECT_EQ(cache_tokens(layer, 8192, 9, 3, 64, 64), 64 + 96);  // 3 states of 64 x 64 for the keys and values of one head
+  layer.mechanism = "hedgehog", layer.window = layer.sinks = 0, layer.features = 32;
+  EXPECT_EQ(cache_tokens(layer, 8192, 9, 3, 64, 64), 3 * 64 * 65 / 128.0);
+}
+
 TEST(Convert, WhatIsRefused) {
   struct Case {
     const char* name;
@@ -295,6 +333,8 @@ TEST(Convert, WhatIsRefused) {
       {"mechanism", [](ConvertOptions& o) { o.mechanisms = {"mamba"}; }, Code::bad_input, "there is no mechanism 'mamba'"},
       {"trained", [](ConvertOptions& o) { o.mechanisms = {"gdn"}; }, Code::bad_input, "has parameters to be trained"},
       {"keep", [](ConvertOptions& o) { o.keep = {7}; }, Code::bad_input, "--keep-softmax has layer 7, the model has 3"},
+      {"too many kept", [](ConvertOptions& o) { o.keep_count = 4; }, Code::bad_input,
+       "--keep-softmax is 4, the model has 3 layers"},
       {"encoding",
        [](ConvertOptions& o) {
          o.text = folder_of("latin.txt");

@@ -133,7 +133,7 @@ Status Job::data() {
   const int64_t more = s.causal ? 1 : 8;
   calibration_ = samples_of(teacher_, parts.calibration, calibration, calibration * more);
   plan_ = samples_of(teacher_, parts.plan, planned, planned * more);
-  if (s.causal && o_.keep_recall >= 0 && o_.budget < 1 && o_.plan.empty()) {
+  if (s.causal && o_.keep_recall >= 0 && !keeps_all() && o_.plan.empty()) {
     const std::vector<Sample> longest = samples_of(teacher_, parts.plan, calibration, calibration);
     if (!longest.empty()) {
       Sample sample = repeated_passages(longest.front().tokens, calibration);

@@ -48,8 +48,8 @@ Status Job::evaluate() {
     LINNET_TRY(part(("blocks_" + std::to_string(length)).c_str(),
                     [&](JsonWriter& w) { return score_text_blocks(length, planned(), w); }));
   }
-  if (o_.budget < 1) LINNET_TRY(branches(*lengths.begin()));
-  if (o_.baseline && o_.budget < 1 && !alone_.empty()) LINNET_TRY(others(lengths));
+  if (!keeps_all()) LINNET_TRY(branches(*lengths.begin()));
+  if (o_.baseline && !keeps_all() && !alone_.empty()) LINNET_TRY(others(lengths));
   if (!teacher_.has_tokenizer()) return {};
   LINNET_TRY(part("texts", [&](JsonWriter& w) { return continuations(w); }));
   if (o_.recall) LINNET_TRY(part("recall", [&](JsonWriter& w) { return recall(w); }));

@@ -5,6 +5,7 @@
 //   data.cc         texts cut into parts, and tokens
 //   statistics.cc   heads and the errors of the candidates
 //   planning.cc     measured damage, the plan, its refinement
+//   recall.cc       plans that keep what the model finds far back
 //   students.cc     initial values, the fit in Python, the written folder
 //   evaluation.cc   before and after
 #pragma once
@@ -123,6 +124,10 @@ class Job {
   std::vector<int64_t> feature_widths() const;
   // recall: the weight of repeated passages beside the text.
   std::vector<std::vector<LayerOption>> options(double recall = 0) const;
+  // The plan under the budget; where a number of layers was given, the ones that every replacement harms most stay.
+  Status pick(const std::vector<std::vector<LayerOption>>& all, std::vector<size_t>& chosen) const;
+  static size_t least_harm(const std::vector<LayerOption>& list);  // of the options behind the first, which is softmax
+  bool keeps_all() const { return o_.budget >= 1 && o_.keep_count < 0; }
   void take(const std::vector<std::vector<LayerOption>>& all, const std::vector<size_t>& chosen);
   std::vector<ConvertedLayer> planned() const;
   // Stage 5, the second half: the knapsack, then the scale of each layer measured again where the plan stands, and again.
@@ -136,6 +141,11 @@ class Job {
   Status refine(std::vector<std::vector<LayerOption>>& all, std::vector<size_t>& chosen);
   // The plan made again with growing weight on repeated passages, until what the teacher finds far back is found.
   Status keep_recall();
+  // The teacher on repeated passages, and whether it finds what it needs for them; then what a plan makes of them.
+  Status recall_of_teacher(Traced& teacher, bool& finds);
+  Status recall_of(const std::vector<ConvertedLayer>& list, const Traced& teacher, double& kl, double& loss) const;
+  // Which layers stay, where a number of them was given, by measuring.
+  Status choose_kept(const std::vector<std::vector<LayerOption>>& all);
   Status read_plan(const std::string& path);
 
   // Stage 6: values of new parameters from the statistics of the heads.
@@ -187,6 +197,7 @@ class Job {
   std::vector<LayerErrors> errors_;
   Traced traced_;
   std::vector<double> alone_, scale_;
+  std::vector<bool> stays_;  // empty: not chosen by measuring
   std::map<std::pair<int64_t, size_t>, std::vector<float>> teacher_states_;  // of blocks that are scored several times
   std::vector<std::string> raw_;
   std::vector<std::pair<std::string, std::string>> evaluated_;

@@ -60,6 +60,22 @@ double mechanism_cost(const ConvertedLayer& o, int64_t length, int64_t key, int6
   return hierarchical_cost(o.arity, length);
 }
 
+double cache_tokens(const ConvertedLayer& o, int64_t length, int64_t heads, int64_t kv_heads, int64_t key, int64_t value) {
+  const auto near = [&](int64_t window) { return window == 0 ? real(length) : std::min(real(window + o.sinks), real(length)); };
+  if (o.mechanism == "softmax") return real(length);
+  if (o.mechanism == "monarch" || o.mechanism == "hierarchical") return 0;
+  if (o.mechanism == "window") {
+    if (o.windows.empty()) return near(o.window);
+    double total = 0;
+    for (const int64_t w : o.windows) total += near(w);
+    return total / real(static_cast<int64_t>(o.windows.size()));
+  }
+  const bool recurrent = o.mechanism == "gdn" || o.mechanism == "gla", pairs = o.mechanism == "hybrid" || o.mechanism == "hedgehog";
+  const double rows = recurrent ? real(key) : (pairs ? 2 : 1) * real(o.features);
+  const double width = real(value) + (recurrent ? 0 : pairs || o.mechanism == "t2r" ? 1 : 2);  // beside it sums, and maxima
+  return (o.window > 0 ? near(o.window) : 0) + real(heads) * rows * width / (real(kv_heads) * real(key + value));
+}
+
 Status choose(const std::vector<std::vector<LayerOption>>& options, const std::vector<double>& weights, double budget,
               std::vector<size_t>& chosen) {
   double cheapest = 0;

@@ -229,9 +229,44 @@ std::vector<std::vector<LayerOption>> Job::options(double recall) const {
       for (const std::vector<double>& head : e.window) error += head[0];
       add(layer, mechanism_cost(layer, length_, parts_->key(i), parts_->value(i), causal), error / 2);
     }
+    if (o_.cache > 0) {
+      const auto large = [&](const LayerOption& o) {
+        return o.layer.mechanism != "softmax" && cache_tokens(o.layer, length_, parts_->heads(i), parts_->kv_heads(i), parts_->key(i),
+                                                              parts_->value(i)) > static_cast<double>(o_.cache);
+      };
+      list.erase(std::remove_if(list.begin(), list.end(), large), list.end());
+    }
     all.push_back(std::move(list));
   }
   return all;
+}
+
+size_t Job::least_harm(const std::vector<LayerOption>& list) {
+  size_t best = 1;
+  for (size_t o = 2; o < list.size(); ++o) best = list[o].damage < list[best].damage ? o : best;
+  return best;
+}
+
+Status Job::pick(const std::vector<std::vector<LayerOption>>& all, std::vector<size_t>& chosen) const {
+  if (o_.keep_count < 0) return choose(all, weights_, o_.budget, chosen);
+  std::vector<bool> stays = stays_;
+  if (stays.empty()) {  // nothing was measured: by the damage of the best that a layer could become
+    std::vector<std::pair<double, size_t>> harm;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i].size() > 1) harm.emplace_back(-all[i][least_harm(all[i])].damage, i);
+    }
+    std::sort(harm.begin(), harm.end());
+    stays.assign(all.size(), true);
+    for (size_t n = static_cast<size_t>(o_.keep_count); n < harm.size(); ++n) stays[harm[n].second] = false;
+  }
+  std::vector<std::vector<LayerOption>> rest = all;  // without what is not open to choice; softmax stands first
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (stays[i]) rest[i].resize(1);
+    if (!stays[i]) rest[i].erase(rest[i].begin());
+  }
+  LINNET_TRY(choose(rest, weights_, o_.budget, chosen));
+  for (size_t i = 0; i < all.size(); ++i) chosen[i] += stays[i] ? 0 : 1;
+  return {};
 }
 
 void Job::take(const std::vector<std::vector<LayerOption>>& all, const std::vector<size_t>& chosen) {
@@ -261,13 +296,13 @@ Status Job::plan() {
     const Status status = read_plan(o_.plan);
     no_plan_ = !status.ok();
     LINNET_TRY(status);
-  } else if (o_.budget >= 1) {
+  } else if (keeps_all()) {
     for (const ConvertedLayer& layer : plain_layers()) r_.layers.push_back({layer});
     r_.cost = 1;
   } else {
-    std::vector<std::vector<LayerOption>> all = options();
+    std::vector<std::vector<LayerOption>> all = options(recall_.empty() || o_.keep_count < 0 ? 0 : 1);
     std::vector<size_t> chosen;
-    const Status status = choose(all, weights_, o_.budget, chosen);
+    const Status status = pick(all, chosen);
     no_plan_ = !status.ok();
     LINNET_TRY(status);
     take(all, chosen);
@@ -276,8 +311,10 @@ Status Job::plan() {
     const bool untrained = std::any_of(all.begin(), all.end(), [&](const std::vector<LayerOption>& list) {
       return std::any_of(list.begin(), list.end(), trained);
     });
-    if (!o_.dry_run && !untrained) LINNET_TRY(refine(all, chosen));
-    if (!untrained && !recall_.empty()) LINNET_TRY(keep_recall());
+    const bool counted = o_.keep_count >= 0 && parts_->causal();
+    if (!o_.dry_run && !untrained && counted) LINNET_TRY(choose_kept(all));
+    if (!o_.dry_run && !untrained && !counted) LINNET_TRY(refine(all, chosen));
+    if (!untrained && !recall_.empty() && !counted) LINNET_TRY(keep_recall());
   }
   JsonWriter w(1);
   w.begin_object().member("format", 1).member("model", fs::path(o_.model).filename().string()).member("family", r_.family);
@@ -334,7 +371,7 @@ Status Job::measure_options(std::vector<std::vector<LayerOption>>& all, std::vec
       ++n;
     }
   }
-  LINNET_TRY(choose(all, weights_, o_.budget, chosen));
+  LINNET_TRY(pick(all, chosen));
   take(all, chosen);
   return {};
 }
@@ -380,7 +417,7 @@ Status Job::measure_together(std::vector<std::vector<LayerOption>>& all, std::ve
       x.swap(y);
     }
     std::vector<size_t> next;
-    LINNET_TRY(choose(all, weights_, o_.budget, next));
+    LINNET_TRY(pick(all, next));
     if (next == chosen) break;
     const ConvertResult before = r_;
     take(all, next);
@@ -397,6 +434,7 @@ Status Job::measure_together(std::vector<std::vector<LayerOption>>& all, std::ve
 }
 
 bool Job::chooses_heads() const {
+  if (o_.keep_count >= 0) return false;  // whole layers stay
   if (!o_.mechanisms.empty() && !contains(o_.mechanisms, "window")) return false;
   for (int64_t i = 0; i < parts_->layers(); ++i) {
     if (!parts_->converts(i)) continue;
@@ -591,7 +629,7 @@ Status Job::refine(std::vector<std::vector<LayerOption>>& all, std::vector<size_
       for (LayerOption& each : all[i]) each.damage = each.error * scale_[i];
     }
     std::vector<size_t> next;
-    LINNET_TRY(choose(all, weights_, o_.budget, next));
+    LINNET_TRY(pick(all, next));
     const ConvertResult before = r_;
     take(all, next);
     if (next == chosen) {
@@ -607,81 +645,6 @@ Status Job::refine(std::vector<std::vector<LayerOption>>& all, std::vector<size_
     best = r_.measured = kl;
     chosen = next;
   }
-  return {};
-}
-
-namespace {
-
-// Mean loss of the tokens behind rows `begin` to `end`.
-Status row_loss(const LayeredModel& model, const std::vector<int32_t>& tokens, const std::vector<float>& states, int64_t begin,
-                int64_t end, double& out) {
-  const int64_t C = model.hidden();
-  const std::vector<int32_t> part(tokens.begin() + begin, tokens.begin() + end);
-  const std::vector<float> rows(states.begin() + begin * C, states.begin() + end * C);
-  BlockScore score;
-  LINNET_TRY(score_block(model, part, rows, rows, score));
-  double sum = 0;
-  for (const float x : score.teacher) sum += static_cast<double>(x);
-  out = sum / static_cast<double>(std::max<size_t>(score.teacher.size(), 1));
-  return {};
-}
-
-}  // namespace
-
-// Losses of texts hardly ask for keys far away; finding one sentence does. Heads that fetch a repeated passage from far back
-// are weighed more and more until the plan finds what the teacher finds.
-Status Job::keep_recall() {
-  constexpr double kWeights[] = {0, 0.25, 1, 4, 16};
-  const Sample& sample = recall_.front();
-  const int64_t T = static_cast<int64_t>(sample.tokens.size());
-  Traced teacher;
-  LINNET_TRY(trace(*parts_, recall_, false, told_, teacher));
-  LINNET_TRY(row_loss(*parts_, sample.tokens, teacher.last[0], sample.from, T, r_.recall_teacher));
-  LINNET_TRY(
-      row_loss(*parts_, sample.tokens, teacher.last[0], std::max<int64_t>(0, sample.from - 512), sample.from, r_.recall_plain));
-  if (!(r_.recall_teacher < 0.7 * r_.recall_plain)) return {};  // nothing to keep
-  LINNET_TRY(traced());
-  std::vector<double> found;  // kl, recall_kl and loss of each try
-  LINNET_TRY(read_list("recall.json", found));
-  size_t best = 0, n = 0;
-  std::vector<ConvertResult> tried;
-  for (const double weight : kWeights) {
-    tell("recall of plans", static_cast<int64_t>(n), static_cast<int64_t>(std::size(kWeights)));
-    ConvertResult before = r_;
-    if (weight > 0) {
-      const std::vector<std::vector<LayerOption>> all = options(weight);
-      std::vector<size_t> chosen;
-      LINNET_TRY(choose(all, weights_, o_.budget, chosen));
-      take(all, chosen);
-    }
-    if (found.size() < 3 * (n + 1)) {
-      double kl = r_.measured, far = 0, loss = 0;
-      if (weight > 0 || kl < 0) LINNET_TRY(joint(planned(), kl));
-      std::vector<float> x, last;
-      LINNET_TRY(embed(*parts_, sample, x));
-      LINNET_TRY(run_from(*parts_, planned(), 0, std::move(x), nullptr, last));
-      LINNET_TRY(distance(*parts_, teacher.last, {last}, false, far, sample.from));
-      LINNET_TRY(row_loss(*parts_, sample.tokens, last, sample.from, T, loss));
-      found.resize(3 * n);
-      found.insert(found.end(), {kl, far, loss});
-      LINNET_TRY(write_list("recall.json", found));
-    }
-    r_.measured = found[3 * n];
-    const RecallTry now_tried{weight, found[3 * n], found[3 * n + 1], found[3 * n + 2]};
-    before.recall.push_back(now_tried);
-    r_.recall = before.recall;
-    tried.push_back(r_);
-    const RecallTry& least = tried[best].recall[best];
-    if (now_tried.kl + now_tried.recall_kl < least.kl + least.recall_kl) best = n;
-    if (now_tried.loss <= r_.recall_teacher + o_.keep_recall) {
-      best = n;
-      break;
-    }
-    ++n;
-  }
-  const std::vector<RecallTry> all_tried = r_.recall;
-  r_ = tried[best];
-  r_.recall = all_tried;
   return {};
 }
 

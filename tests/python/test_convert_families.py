@@ -297,7 +297,7 @@ def test_the_whole_report(llama, text, tmp_path):
 
 def test_converted_again(llama, text, tmp_path):
     """A converted model is a model: its own windows stay, the rest may be converted."""
-    run("convert", llama, "--out", tmp_path / "once", "--text", text, "--budget", 0.8, "--keep-softmax", "0", *WORDS)
+    run("convert", llama, "--out", tmp_path / "once", "--text", text, "--budget", 0.8, "--keep-softmax", "0,", *WORDS)
     first = {each["index"] for each in json.loads((tmp_path / "once" / "config.json").read_text())["linnet"]["layers"] if each["mechanism"] != "softmax"}
     assert first and 0 not in first
     run("convert", tmp_path / "once", "--out", tmp_path / "twice", "--text", text, "--budget", 0.5, *WORDS)
