@@ -197,7 +197,7 @@ class Job {
   std::vector<LayerErrors> errors_;
   Traced traced_;
   std::vector<double> alone_, scale_;
-  std::vector<bool> stays_;  // empty: not chosen by measuring
+  std::vector<bool> stays_;                                                  // empty: not chosen by measuring
   std::map<std::pair<int64_t, size_t>, std::vector<float>> teacher_states_;  // of blocks that are scored several times
   std::vector<std::string> raw_;
   std::vector<std::pair<std::string, std::string>> evaluated_;

@@ -70,7 +70,8 @@ double cache_tokens(const ConvertedLayer& o, int64_t length, int64_t heads, int6
     for (const int64_t w : o.windows) total += near(w);
     return total / real(static_cast<int64_t>(o.windows.size()));
   }
-  const bool recurrent = o.mechanism == "gdn" || o.mechanism == "gla", pairs = o.mechanism == "hybrid" || o.mechanism == "hedgehog";
+  const bool recurrent = o.mechanism == "gdn" || o.mechanism == "gla",
+             pairs = o.mechanism == "hybrid" || o.mechanism == "hedgehog";
   const double rows = recurrent ? real(key) : (pairs ? 2 : 1) * real(o.features);
   const double width = real(value) + (recurrent ? 0 : pairs || o.mechanism == "t2r" ? 1 : 2);  // beside it sums, and maxima
   return (o.window > 0 ? near(o.window) : 0) + real(heads) * rows * width / (real(kv_heads) * real(key + value));

@@ -30,8 +30,8 @@ double monarch_cost(int64_t block, int64_t steps, int64_t length);
 double hierarchical_cost(int64_t arity, int64_t length);
 // Mechanisms that are trained: the formulas of the specification with chunks of 64; `key` = `value` channels.
 double mechanism_cost(const ConvertedLayer& layer, int64_t length, int64_t key, int64_t value, bool causal);
-// What a layer keeps while it decodes, in tokens of its softmax cache; `length`: of heads that see all keys. `heads` of queries,
-// `kv_heads` of keys. Encoders keep nothing.
+// What a layer keeps while it decodes, in tokens of its softmax cache; `length`: of heads that see all keys. `heads` of
+// queries, `kv_heads` of keys. Encoders keep nothing.
 double cache_tokens(const ConvertedLayer& layer, int64_t length, int64_t heads, int64_t kv_heads, int64_t key, int64_t value);
 
 // One option of each layer with the least damage and at most `budget` of the cost; `weights` are the layers' shares of the

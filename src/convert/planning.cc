@@ -231,8 +231,8 @@ std::vector<std::vector<LayerOption>> Job::options(double recall) const {
     }
     if (o_.cache > 0) {
       const auto large = [&](const LayerOption& o) {
-        return o.layer.mechanism != "softmax" && cache_tokens(o.layer, length_, parts_->heads(i), parts_->kv_heads(i), parts_->key(i),
-                                                              parts_->value(i)) > static_cast<double>(o_.cache);
+        return o.layer.mechanism != "softmax" && cache_tokens(o.layer, length_, parts_->heads(i), parts_->kv_heads(i),
+                                                              parts_->key(i), parts_->value(i)) > static_cast<double>(o_.cache);
       };
       list.erase(std::remove_if(list.begin(), list.end(), large), list.end());
     }
