@@ -10,6 +10,8 @@ of the state goes the other way: dS -> A^T dS + D. What is exchanged does not gr
 the process before; rotary positions are shifted.
 """
 
+import os
+import sys
 import types
 
 import torch
@@ -25,6 +27,18 @@ RECURRENCES = ("decay", "gla", "delta", "gated_delta", "recurrence")
 # Recurrences whose state decays number by number: the input that is written into it, and the state's name.
 SCANS = {"mamba_ssd": ("x", "initial_state"), "mamba_selective_scan": ("x", "initial_state"), "metala_mixer": ("v", "state")}
 TOKENWISE = ("dense", "add", "rms_norm", "rms_norm_gated", "layer_norm", "l2_norm", "activation", "glu", "rotary")
+
+
+def leave(code=0):
+    """Ends a process of several at once, after the others have come as far.
+
+    The interpreter's own end is no place for gloo: modules and tensors outlive the group, and its threads are sometimes destroyed while
+    they run ("terminate called without an active exception"), which makes a failure of work that had ended well."""
+    if code == 0 and dist.is_available() and dist.is_initialized():
+        dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _gather(tensor, group):

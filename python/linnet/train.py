@@ -400,9 +400,7 @@ def stop(code, problem):
 if __name__ == "__main__":
     code = main()
     if "WORLD_SIZE" in os.environ:
-        # A process of several ends here: FSDP's modules outlive the group, and the interpreter's own end sometimes destroys gloo's threads
-        # while they run ("terminate called without an active exception"), which torchrun takes for a failure.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        from .parallel import leave
+
+        leave(code)
     sys.exit(code)

@@ -266,7 +266,7 @@ def test_knapsack_is_optimal():
 
 def command(*words, processes=1):
     start = [sys.executable, "-m"] if processes == 1 else [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}",
-                                                           "--master-port=29517", "-m"]  # fmt: skip
+                                                           "--standalone", "-m"]  # fmt: skip
     folder = pathlib.Path(linnet.__file__).parents[1]
     return [*start, "linnet.convert", *map(str, words)], {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
 

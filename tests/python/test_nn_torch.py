@@ -127,9 +127,9 @@ def two_processes(program, folder):
         import os, torch, torch.distributed as dist
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method="file://{folder}/meeting", rank=int(sys.argv[1]), world_size=2)
-        import linnet, linnet.nn
+        import linnet, linnet.nn, linnet.parallel
     """
-    text = textwrap.dedent(heading) + textwrap.dedent(program) + "\ndist.barrier()\ndist.destroy_process_group()\n"
+    text = textwrap.dedent(heading) + textwrap.dedent(program) + "\nlinnet.parallel.leave()\n"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
     ranks = [subprocess.Popen([sys.executable, "-c", text, str(rank)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
              for rank in range(2)]  # fmt: skip

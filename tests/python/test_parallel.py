@@ -90,7 +90,7 @@ for name, options in {cases}:
     assert worst < 1e-5, (name, worst)
     if rank == 0:
         print("equal:", name, flush=True)
-dist.destroy_process_group()
+parallel.leave()
 """
 CASES = [
     ("gated_deltanet", {"heads": 2, "key": 8, "value": 8}),
@@ -137,14 +137,14 @@ def test_what_cannot_be_shared(words, says, tmp_path, monkeypatch, capsys):
 
 
 UNEQUAL = """
-import os, sys, torch
-from linnet import train
+import sys, torch
+from linnet import parallel, train
 forward = train.Run.forward
 def other(self, net, batch):  # process 1 measures more than there is where it evaluates
     loss, sums = forward(self, net, batch)
     return loss, sums + (1000 if self.rank == 1 and not torch.is_grad_enabled() else 0)
 train.Run.forward = other
-sys.exit(train.main(sys.argv[1:]))
+parallel.leave(train.main(sys.argv[1:]))
 """
 
 

@@ -189,4 +189,9 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if "WORLD_SIZE" in os.environ:
+        from ..parallel import leave
+
+        leave(code)
+    sys.exit(code)
