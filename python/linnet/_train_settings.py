@@ -7,11 +7,15 @@ import math
 import pathlib
 import re
 
-from ._records import LAYERS, record
+import torch
+
+import linnet.nn
+
+from ._records import LAYERS, initialise, record
 from ._train_tasks import KINDS, declared_options
 
 CHOICES = {"mlp": ("none", "plain", "glu"), "norm": ("rms", "layer"), "dtype": ("f32", "bf16"), "device": ("auto", "cpu", "cuda"),
-           "parallel": ("ddp", "fsdp", "sequence")}  # fmt: skip
+           "parallel": ("ddp", "fsdp", "sequence"), "init": ("page", "fan_in")}  # fmt: skip
 # A layer whose own defaults are those of a large model gets sizes that fit the width.
 FITTING = {
     "gated_deltanet": lambda width, heads: {"key": width // heads, "value": width // heads},
@@ -26,12 +30,17 @@ def hint(word, known):
 
 
 def assign(settings, name, value):
-    """One `name=value`: a setting, else an option of the task, else of the layer; task., eval. and layer. say which."""
+    """One `name=value`: a setting, else an option of the task, else of the layer; task., eval., layer. or a layer's name say which."""
     fields = {field.name: field for field in dataclasses.fields(settings) if not field.name.endswith("_options")}
     task = {} if not settings.task else declared_options(settings.task)
     layer = {option["name"]: option for each in settings.layer.split(",") for option in LAYERS[each]["options"]}
     where, dot, rest = name.partition(".")
-    if dot and where in ("task", "eval", "layer"):
+    if dot and where in settings.layer.split(","):
+        own = [option["name"] for option in LAYERS[where]["options"]]
+        if rest not in own:
+            raise ValueError(f"{where} has no option {rest!r}{hint(rest, own)}")
+        settings.layer_options[name] = str(value)
+    elif dot and where in ("task", "eval", "layer"):
         options = layer if where == "layer" else task
         if rest not in options:
             raise ValueError(f"{settings.layer if where == 'layer' else settings.task} has no option {rest!r}{hint(rest, list(options))}")
@@ -59,7 +68,7 @@ def typed(name, kind, value):
         number = kind(value)
     except ValueError:
         raise ValueError(f"{name} is {value!r}, expected {'a whole number' if kind is int else 'a number'}") from None
-    least = 1 if name in ("layers", "width", "batch", "accumulate", "steps", "log_every", "eval_every", "checkpoint_every") else 0
+    least = 1 if name in ("layers", "width", "batch", "accumulate", "steps", "log_every", "eval_every") else 0
     if (kind is int and not least <= number < 2**53) or (kind is float and not 0 <= number < math.inf):
         raise ValueError(f"{name} is {value}, expected at least {least}")
     return number
@@ -110,6 +119,7 @@ def model_config(settings, task):
         if "causal" in declared and task.kind.answer == "tokens":
             options["causal"] = 1
         options.update({name: text for name, text in settings.layer_options.items() if name in declared})
+        options.update({name.partition(".")[2]: text for name, text in settings.layer_options.items() if name.startswith(each + ".")})
         record(each, {"hidden": settings.width, **options})  # its sentence, where they do not fit
         mlp = {"mlp": settings.mlp} if settings.mlp == "none" else {"mlp": settings.mlp, "intermediate_size": int(settings.expand * settings.width)}
         blocks.append({"mixer": each, "options": options, **mlp})
@@ -118,6 +128,18 @@ def model_config(settings, task):
         "linnet": {"norm": settings.norm, "norm_eps": 1e-5, "positions": settings.positions,
                    "layers": [blocks[i % len(blocks)] for i in range(settings.layers)]},
     }  # fmt: skip
+
+
+@torch.no_grad()
+def start_as_torch_does(model):
+    """Matrices whose page starts them with a deviation of 0.02 start as torch's linear maps do, uniform within 1 / sqrt(inputs)."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            initialise(module.weight, {"rule": "fan_in", "a": 1, "b": 0})
+        elif isinstance(module, linnet.nn.Layer):
+            for parameter in module._record()["parameters"]:
+                if parameter["init"]["rule"] == "normal" and len(parameter["shape"]) == 2:
+                    initialise(module.get_tensor(parameter["name"]), {"rule": "fan_in", "a": 1, "b": 0})
 
 
 def state_bytes(model, length):

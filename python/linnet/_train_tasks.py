@@ -1,7 +1,7 @@
 """What linnet.train learns from: the tasks of linnet.tasks as batches, with their loss and their measures.
 
     task = Task("mqar", {"length": "64,128", "pairs": "4,8"}, {}, examples=20000, eval_examples=1000, seed=0)
-    inputs, targets, _ = task.split("train", batch=64).step(0)
+    inputs, targets, extra, where = task.split("train", batch=64).step(0)
 
 A comma in an option makes a mixture: one part for each value, batches from one part each. How a model answers is one of five
 kinds: tokens (a class at every labelled position), classes (one for the sequence), compress (all tokens from the last hidden
@@ -191,12 +191,14 @@ def patches(pixels, size):
 
 @dataclasses.dataclass
 class Part:
-    """Examples of one shape: inputs [N, T], targets [N, T] or [N], and what a measure needs beside them."""
+    """Examples of one shape: inputs [N, T], targets [N, T], [N, M] or [N], and what a measure needs beside them."""
 
     label: str
     inputs: torch.Tensor
     targets: torch.Tensor
     extra: torch.Tensor | None = None
+    where: torch.Tensor | None = None  # [N, M]: the positions of the targets, where not every token has one
+    _there: dict = dataclasses.field(default_factory=dict, repr=False)
 
     def __len__(self):
         return len(self.inputs)
@@ -206,7 +208,29 @@ class Part:
             taken = tensor[index]
             return taken if taken.is_floating_point() else taken.long()
 
-        return of(self.inputs), of(self.targets), None if self.extra is None else of(self.extra)
+        return tuple(None if each is None else of(each) for each in (self.inputs, self.targets, self.extra, self.where))
+
+    def on(self, device):
+        """The same examples in the memory of a device, copied once."""
+        if self.inputs.device == device:
+            return self
+        if device not in self._there:
+            tensors = [None if each is None else each.to(device) for each in (self.inputs, self.targets, self.extra, self.where)]
+            if device.type == "cuda":
+                torch.cuda.current_stream().synchronize()  # runs on other streams read them, too
+            self._there[device] = Part(self.label, *tensors)
+        return self._there[device]
+
+
+def asked_alone(targets):
+    """Targets [N, T], most of them not asked -> the asked ones [N, M] and their positions [N, M]. A row that asks less than another is
+    filled up with positions that are not asked, so that shapes do not depend on the row."""
+    asked = targets != IGNORED
+    most = int(asked.sum(1).max()) if targets.numel() else 0
+    if most == targets.shape[1]:
+        return targets, None
+    where = asked.to(torch.uint8).argsort(stable=True, dim=1, descending=True)[:, :most]
+    return targets.gather(1, where), _smallest(where)
 
 
 class Parts(list):
@@ -217,18 +241,22 @@ class Parts(list):
         self.batch, self.seed, self._epoch, self._order = batch, seed, -1, []
         self.per_epoch = sum(len(part) // batch for part in self) if batch else 0
 
-    def step(self, step):
+    def rows(self, step):
+        """The number of the part and the examples of it [batch] that a step sees."""
         epoch, place = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             chance = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
             order = []
-            for part in self:
+            for number, part in enumerate(self):
                 mixed = torch.randperm(len(part), generator=chance)
-                order += [(part, mixed[i : i + self.batch]) for i in range(0, len(part) - self.batch + 1, self.batch)]
+                order += [(number, mixed[i : i + self.batch]) for i in range(0, len(part) - self.batch + 1, self.batch)]
             self._order = [order[i] for i in torch.randperm(len(order), generator=chance)]
             self._epoch = epoch
-        part, index = self._order[place]
-        return part.take(index)
+        return self._order[place]
+
+    def step(self, step):
+        number, index = self.rows(step)
+        return self[number].take(index)
 
 
 def _smallest(tensor):
@@ -244,10 +272,12 @@ def _smallest(tensor):
 
 
 class Task:
-    """A task by its name with its options (texts); eval_options replace some of them where it is evaluated."""
+    """A task by its name with its options (texts); eval_options replace some of them where it is evaluated.
 
-    def __init__(self, name, options, eval_options, *, examples, eval_examples, seed):
-        self.name, self.kind, self.seed = name, KINDS[name], seed
+    whole: targets keep a place for every token, as sequences that are split over processes want it."""
+
+    def __init__(self, name, options, eval_options, *, examples, eval_examples, seed, whole=False):
+        self.name, self.kind, self.seed, self.whole = name, KINDS[name], seed, whole
         self.options, self.eval_options = options, eval_options
         self.examples, self.eval_examples = str(examples), str(eval_examples)
         self.drawn = any(option["name"] == "examples" for option in tasks.DECLARATIONS.get(name, {"options": []})["options"])
@@ -294,8 +324,8 @@ class Task:
                 chosen = {key: listed[key][i] if key in listed else value for key, value in options.items()}
                 label = " ".join(f"{key}={listed[key][i]}" for key in listed)
                 parts.append(self._make(split, chosen, int(counts[i % len(counts)]), label))
-            self.parts[split] = Parts(parts, batch if split == "train" else 0, self.seed)
-        return self.parts[split]
+            self.parts[split] = parts
+        return Parts(self.parts[split], batch, self.seed)
 
     def _make(self, split, options, examples, label):
         kind = self.kind
@@ -319,7 +349,10 @@ class Task:
         extra = made.legal.to(torch.uint8) if self.name == "regbench" and split != "train" else None
         if not self.drawn:
             inputs, targets = self._some(split, examples, inputs, targets)
-        return Part(label, inputs, targets, extra)
+        where = None
+        if kind.answer == "tokens" and not self.whole:
+            targets, where = asked_alone(targets)
+        return Part(label, inputs, targets, extra, where)
 
     def _some(self, split, examples, *tensors):
         """Of a file all windows are for training; of the others as many as asked for, evenly taken."""
@@ -369,26 +402,28 @@ class Answer(nn.Module):
                 steps = [(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(2)]
                 self.decoder = nn.Sequential(*steps[0], *steps[1], nn.LayerNorm(width), nn.Linear(width, task.vocab))
 
-    def forward(self, inputs, targets, extra=None):
-        return getattr(self, "_" + self.kind.answer)(inputs, targets, extra)
+    def forward(self, inputs, targets, extra=None, where=None):
+        return getattr(self, "_" + self.kind.answer)(inputs, targets, extra, where)
 
-    def _tokens(self, inputs, targets, extra):
+    def _tokens(self, inputs, targets, extra, where):
         hidden = self.model.hidden(inputs)
-        asked = targets != IGNORED
-        if not asked.all():  # the vocabulary is wide: logits only where something is asked
-            hidden, targets = hidden[asked], targets[asked]
+        if where is not None:  # the vocabulary is wide: logits only where something is asked
+            rows = (where + inputs.shape[1] * torch.arange(len(where), device=where.device)[:, None]).flatten()
+            hidden = hidden.flatten(0, 1)[rows]
         logits = self.model.logits(hidden).float().flatten(0, -2)
         targets = targets.flatten()
-        loss = F.cross_entropy(logits, targets, reduction="sum")
+        loss = F.cross_entropy(logits, targets, reduction="sum")  # ignores what is not asked
         best = logits.argmax(-1)
         if not self.is_regbench or extra is None:
             return loss, _sums(loss, best == targets, *([] if not self.is_regbench else [torch.zeros_like(loss)]))
         # extra [B, T, 18]: the symbols that may stand at a position; the target of position t stands at t + 1.
-        legal = F.pad(extra[:, 1:], (0, 2, 0, 1))[asked].float()
-        distance = (logits.softmax(-1) - legal / legal.sum(-1, keepdim=True)).abs().sum() / 2
-        return loss, _sums(loss, legal.gather(-1, best[:, None]) > 0, distance)
+        legal = F.pad(extra[:, 1:], (0, 2, 0, 1)).flatten(0, 1)
+        asked = targets != IGNORED
+        legal = (legal if where is None else legal[rows])[asked].float()
+        distance = (logits[asked].softmax(-1) - legal / legal.sum(-1, keepdim=True)).abs().sum() / 2
+        return loss, _sums(loss, legal.gather(-1, best[asked][:, None]) > 0, distance)
 
-    def _classes(self, inputs, targets, extra):
+    def _classes(self, inputs, targets, extra, where):
         mask = None if self.kind.pad < 0 else inputs != self.kind.pad
         with linnet.nn.trees([expression_tree(row[row > 0].tolist()) for row in inputs]) if self.has_trees else contextlib.nullcontext():
             hidden = self.model.hidden(self.value(inputs) if inputs.is_floating_point() else inputs, mask=mask)
@@ -398,7 +433,7 @@ class Answer(nn.Module):
         loss = F.cross_entropy(logits, targets, reduction="sum")
         return loss, _sums(loss, logits.argmax(-1) == targets)
 
-    def _compress(self, inputs, targets, extra):
+    def _compress(self, inputs, targets, extra, where):
         last = self.model.hidden(inputs)[:, -1:]
         logits = self.decoder(last + sinusoids(inputs.shape[1], last.shape[-1], last.device)).float()
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
@@ -407,20 +442,20 @@ class Answer(nn.Module):
     def _from_numbers(self, embedded):
         return self.head(self.model.hidden(embedded)[:, -1]).float()
 
-    def _regression(self, inputs, targets, extra):
+    def _regression(self, inputs, targets, extra, where):
         error = self._from_numbers(self.value(inputs)) - targets
         loss = error.square().sum()
         return loss, _sums(loss, error.abs())
 
-    def _series(self, inputs, targets, extra):
+    def _series(self, inputs, targets, extra, where):
         level = inputs[:, -1:]  # NLinear's idea: what is learned is the change
         error = (self._from_numbers(self.value((inputs - level)[..., None])) + level) - targets
         loss = error.square().sum()
         return loss, _sums(loss, error.abs())
 
     def count(self, targets):
-        """How many numbers the sums of forward are over."""
-        return int((targets != IGNORED).sum()) if self.kind.answer == "tokens" else targets.numel()
+        """How many numbers the sums of forward are over, on the device of the targets."""
+        return (targets != IGNORED).sum() if self.kind.answer == "tokens" else torch.full((), targets.numel(), device=targets.device)
 
 
 def _sums(loss, *others):

@@ -3,24 +3,30 @@
     python -m linnet.results                               # what there is
     python -m linnet.results mqar                          # the small protocol, minutes on one core
     python -m linnet.results mqar --only deltanet mamba2   # rows of it
-    python -m linnet.results mqar --full                   # the task's full protocol, for a GPU
+    python -m linnet.results zoology --jobs 4 --beside 6   # for a GPU: 24 runs at once
+    python -m linnet.results zoology --full                # the task's full protocol
 
 A cell of the table is a few runs of linnet.train below runs/results/NAME: a finished run is not repeated, a killed one goes on.
 Learning rates are compared with seed 0, by the best validation score; the best one is run with seeds 1, 2 and so on, and these alone are
-counted: the table has the mean of their test scores and, in brackets, the least and the greatest. `linnet report` draws the runs.
+counted: the table has the mean of their test scores and, in brackets, the least and the greatest. A star is a cell whose only run is the
+one that chose the rate. `linnet report` draws the runs.
 Exit codes: 0 done, 2 bad input, 3 not possible here (a file of data is missing).
 """
 
 import dataclasses
 import json
+import math
 import pathlib
 import statistics
 import sys
+import time
 import types
 
-from ._comparisons import COMPARISONS, DATA
+from ._comparison import DATA
+from ._comparisons import COMPARISONS
+from ._results_runs import Request, alone, side_by_side
 from ._train_settings import hint, read_settings
-from .train import Parser, Run, Settings, stop, train
+from .train import Parser, Settings, stop
 
 # What a task reads, which the full protocol does not change.
 DATA_OPTIONS = ("path", "labels", "protocol", "lookback", "horizon", "patch", "positions")
@@ -37,49 +43,62 @@ def settings_of(task, arm, rate, seed, full):
     return read_settings(Settings(), types.SimpleNamespace(task=name, layer=layer, set=given, config=None, full=full))
 
 
-def run_once(settings, folder, measure, say):
-    """The result of a run, trained or found finished in its folder. A run whose loss is no number any more has no score."""
-    path, kept = folder / "result.json", folder / "settings.json"
-    if path.exists() and json.loads(kept.read_text()) == dataclasses.asdict(settings):
-        result = json.loads(path.read_text())
-        if measure is None or "beside" in result:
-            return result
-    try:
-        run = Run(settings, folder)
-        result = train(run, say)
-        if measure:
-            result["beside"] = measure(run)
-    except ArithmeticError as problem:
-        say(str(problem))
-        result = {"score": None, "diverged": str(problem)}
-        folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    return result
-
-
 def value_of(result):
     return None if result["score"] is None else result["test"][result["score"]]
 
 
-def cell(comparison, name, column, label, seeds, full, out, say):
-    """The runs of one arm on one task: {"rate", "runs", "values"}."""
-    task, arm = comparison.columns[column], comparison.arms[label]
-
-    def at(rate, seed):
-        folder = out / name / ("full" if full else "small") / column / label.replace(",", "+") / f"lr-{rate:g}-seed-{seed}"
-        say(f"{column}, {label}, lr {rate:g}, seed {seed}")
-        return run_once(settings_of(task, arm, rate, seed, full), folder, comparison.measure, say), folder
-
-    tried = {rate: at(rate, 0) for rate in comparison.rates}
-    good = {rate: each for rate, each in tried.items() if each[0]["score"] is not None}
+def cell(comparison, request, seeds):
+    """The runs of one arm on one task, as a generator: it gives lists of runs and gets their results (None: not run). Returns
+    {"rate", "results", "folders", "values", "chosen by it"}."""
+    first = [request(rate, 0) for rate in comparison.rates]
+    tried = dict(zip(comparison.rates, zip((yield first), first)))
+    good = {rate: each for rate, each in tried.items() if each[0] is not None and each[0]["score"] is not None}
     if not good:
-        return {"rate": None, "results": [], "folders": [], "values": []}
+        return {"rate": None, "runs": [], "values": [], "own": False, "diverged": any(each[0] is not None for each in tried.values())}
     falls = next(iter(good.values()))[0]["score"] != "accuracy"
     rate = min(good, key=lambda each: good[each][0]["best"] * (1 if falls else -1))
     chosen = len(comparison.rates) > 1  # the seed that chose the rate is not counted: its score leans upwards
-    runs = [at(rate, seed) for seed in range(1, seeds + 1)] if chosen else [good[rate], *(at(rate, seed) for seed in range(1, seeds))]
-    runs = [each for each in runs if each[0]["score"] is not None]
-    return {"rate": rate, "results": [each[0] for each in runs], "folders": [str(each[1]) for each in runs], "values": [value_of(each[0]) for each in runs]}
+    more = [request(rate, seed) for seed in (range(1, seeds + 1) if chosen else range(1, seeds))]
+    runs = list(zip((yield more), more))
+    runs = [each for each in ([] if chosen else [good[rate]]) + runs if each[0] is not None and each[0]["score"] is not None]
+    own = chosen and not runs
+    runs = runs or [good[rate]]
+    return {"rate": rate, "runs": runs, "values": [value_of(each[0]) for each in runs], "own": own, "diverged": False}
+
+
+def run_cells(cells, execute):
+    """Lets all cells run: `execute` takes the requests that are ready and gives (request, result) as they end."""
+    done, waiting, got = {}, {}, {}
+
+    def go_on(key, answer):
+        try:
+            asked = cells[key].send(answer)
+        except StopIteration as end:
+            done[key] = end.value
+            return []
+        waiting[key], got[key] = list(asked), {}
+        return asked if asked else go_on(key, [])
+
+    owner, ready = {}, []
+    for key in cells:
+        for request in go_on(key, None):
+            owner[request] = key
+            ready.append(request)
+    execute.send(None)
+    finished = execute.send(ready)
+    while finished is not None:
+        request, result = finished
+        key, ready = owner[request], []
+        got[key][request] = result
+        if len(got[key]) == len(waiting[key]):
+            for other in go_on(key, [got[key][each] for each in waiting[key]]):
+                owner[other] = key
+                ready.append(other)
+        try:
+            finished = execute.send(ready)
+        except StopIteration:
+            finished = None
+    return done
 
 
 def number(x):
@@ -96,23 +115,47 @@ def spread(values):
 
 def table(comparison, cells, references):
     """Markdown: a row for each arm, a column for each task."""
-    measures = list(next((each["results"][0]["beside"] for row in cells.values() for each in row.values() if each["results"] and comparison.measure), {}))
-    heading = ["layer", "parameters", "state, KiB", *comparison.columns, "lr", *measures, "s a run"]
+    every = [each for row in cells.values() for each in row.values()]
+    measures = list(next((each["runs"][0][0]["beside"] for each in every if each["runs"] and comparison.measure), {}))
+    heading = ["layer", "parameters", "state, KiB", *comparison.columns, *(["mean"] if comparison.mean else []), *(["published"] if comparison.published else []), "lr", *measures, "steps", "s a run"]
     lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
     for label, row in cells.items():
-        results = [result for each in row.values() for result in each["results"]]
+        results = [result for each in row.values() for result, _ in each["runs"]]
         if not results:
-            lines.append(f"| {label} | diverged |" + " |" * (len(heading) - 2))
+            why = "diverged" if any(each["diverged"] for each in row.values()) else "not run"
+            lines.append(f"| {label} | {why} |" + " |" * (len(heading) - 2))
             continue
         bytes_ = results[0]["state_bytes"]
-        beside = [spread([result["beside"][name] for result in results]) for name in measures]
-        rates = ", ".join("-" if each["rate"] is None else f"{each['rate']:g}" for each in row.values())
+        beside = [spread([result["beside"][name] for result in results if "beside" in result]) for name in measures]
+        rates = ["-" if each["rate"] is None else f"{each['rate']:g}" for each in row.values()]
+        rates = rates[0] if len(set(rates)) == 1 else ", ".join(rates)
+        means = [statistics.mean(each["values"]) for each in row.values() if each["values"]]
+        complete = number(statistics.mean(means)) if len(means) == len(row) else "-"
+        steps = sorted({result["steps"] for result in results})
         lines.append("| " + " | ".join([label, str(results[0]["parameters"]), "-" if bytes_ is None else f"{bytes_ / 1024:.1f}",
-                                        *(spread(each["values"]) for each in row.values()), rates, *beside,
+                                        *(spread(each["values"]) + "*" * each["own"] for each in row.values()), *([complete] if comparison.mean else []),
+                                        *([f"{comparison.published.get(label, '')}"] if comparison.published else []),
+                                        rates, *beside, str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}",
                                         f"{statistics.mean(result['seconds'] for result in results):.0f}"]) + " |")  # fmt: skip
     for label, values in references.items():
         lines.append(f"| {label} | | | " + " | ".join(number(value) for value in values) + " |" + " |" * (len(heading) - 3 - len(values)))
     return "\n".join(lines)
+
+
+def written(execute, path):
+    """Passes requests and results on, and keeps all results in a file, whole after each."""
+    rows, finished = [], next(execute)
+    while True:
+        ready = yield finished
+        try:
+            finished = execute.send(ready)
+        except StopIteration:
+            return
+        if path:
+            asked, result = finished
+            rows.append({"comparison": asked.comparison, "column": asked.column, "row": asked.label, "lr": asked.rate, "seed": asked.seed, "result": result})
+            pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+            pathlib.Path(path).write_text(json.dumps(rows) + "\n")
 
 
 def main(arguments=None):
@@ -124,6 +167,10 @@ def main(arguments=None):
     parser.add_argument("--full", action="store_true", help="the tasks' full protocols instead of the small ones")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of every run, such as device=cuda or threads=1")
     parser.add_argument("--out", metavar="FOLDER", default="runs/results", help="where the runs go")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that train")
+    parser.add_argument("--beside", type=int, default=1, help="runs that share a GPU in each of them")
+    parser.add_argument("--deadline", type=float, default=math.inf, metavar="S", help="after so many seconds runs stop where they are, and the table is made of what there is")
+    parser.add_argument("--json", metavar="FILE", help="write all results there, after each run")
     parser.add_argument("--quiet", action="store_true", help="print the table alone")
     args = parser.parse_args(arguments)
     if not args.name:
@@ -144,20 +191,33 @@ def main(arguments=None):
     columns = {key: (task, {**words, **extra}) for key, (task, words) in comparison.columns.items() if key in (args.columns or comparison.columns)}
     comparison = dataclasses.replace(comparison, columns=columns)
     say = (lambda _: None) if args.quiet else lambda text: print(text, file=sys.stderr, flush=True)
-    cells = {}
+    place = pathlib.Path(args.out) / args.name / ("full" if args.full else "small")
+    deadline = time.monotonic() + args.deadline
+
+    def request(column, label):
+        def at(rate, seed):
+            settings = settings_of(comparison.columns[column], comparison.arms[label], rate, seed, args.full)
+            folder = place / column / label.replace(",", "+") / f"lr-{rate:g}-seed-{seed}"
+            return Request(args.name, column, label, rate, seed, str(folder), settings)
+
+        return at
+
     try:
-        for label in args.only or comparison.arms:
-            cells[label] = {column: cell(comparison, args.name, column, label, args.seeds or comparison.seeds, args.full, pathlib.Path(args.out), say)
-                            for column in columns}  # fmt: skip
+        labels = args.only or list(comparison.arms)
+        keys = [(label, column) for column in columns for label in labels]
+        made = {key: cell(comparison, request(key[1], key[0]), args.seeds or comparison.seeds) for key in keys}
+        execute = alone(say, deadline) if args.jobs == 1 and args.beside == 1 else side_by_side(args.jobs, args.beside, say, deadline)
+        done = run_cells(made, written(execute, args.json))
     except (ValueError, TypeError) as problem:
         return stop(2, problem)
     except OSError as problem:
         return stop(3, f"{problem.filename or args.out}: {problem.strerror}")
     except RuntimeError as problem:
         return stop(3, problem)
+    cells = {label: {column: done[label, column] for column in columns} for label in labels}
     references = comparison.reference(columns) if comparison.reference and not args.only else {}
     print(table(comparison, cells, references))
-    folders = [folder for row in cells.values() for each in row.values() for folder in each["folders"][:1]]
+    folders = [asked.folder for row in cells.values() for each in row.values() for _, asked in each["runs"][:1]]
     if folders:
         say("\nlinnet report " + " ".join(folders))
     return 0

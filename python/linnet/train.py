@@ -32,7 +32,8 @@ import linnet.nn
 
 from ._checkpoints import Checkpoints
 from ._train_folder import Progress, device_name, is_before, write_whole
-from ._train_settings import model_config, read_settings, settings_help, state_bytes
+from ._train_graph import CHUNK, Graphs
+from ._train_settings import model_config, read_settings, settings_help, start_as_torch_does, state_bytes
 from ._train_tasks import Answer, Task
 
 
@@ -50,6 +51,7 @@ class Settings:
     norm: str = "rms"  # rms or layer
     positions: int = 0  # rows of a table of learned positions; 0: none
     tie: bool = True  # the head is the table of embeddings
+    init: str = "page"  # matrices start as each layer's page says, or fan_in: as torch's linear maps
     examples: str = "20000"  # training sequences of generated tasks
     eval_examples: str = "1000"  # of validation and of test
     batch: int = 64  # sequences of a step
@@ -66,12 +68,14 @@ class Settings:
     dtype: str = "f32"  # of the products: f32 or bf16 (weights and optimiser stay f32)
     device: str = "auto"  # cpu, cuda, or auto: a GPU where there is one
     compile: bool = False  # torch.compile
+    graph: bool = True  # on a GPU: a step's kernels are recorded once and replayed
     threads: int = 0  # 0: torch's choice
     seed: int = 0
     log_every: int = 10
     eval_every: int = 100
-    checkpoint_every: int = 100
+    checkpoint_every: int = 100  # 0: no checkpoints
     stop_at: float = 0.0  # stop when an evaluation reaches this score; 0: never
+    best: bool = False  # the test is of the weights of the best evaluation, not of the last
     parallel: str = "ddp"  # under torchrun: ddp, fsdp, or sequence (each process holds a part of every sequence)
     task_options: dict = dataclasses.field(default_factory=dict)
     eval_options: dict = dataclasses.field(default_factory=dict)
@@ -81,7 +85,7 @@ class Settings:
 class Run:
     """One training run: what the loop below needs, made from the settings."""
 
-    def __init__(self, settings, folder):
+    def __init__(self, settings, folder, task=None):
         s = self.settings = settings
         self.folder = pathlib.Path(folder)
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -90,11 +94,14 @@ class Run:
             if not torch.cuda.is_available():
                 raise RuntimeError("device is cuda, but torch sees no GPU here")
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        # Graphs are recorded on a stream of their own; runs side by side have one each.
+        self.stream = torch.cuda.Stream() if self.device.type == "cuda" and self.world == 1 else None
         if s.threads:
             torch.set_num_threads(s.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # a kernel more for every tensor
         torch.manual_seed(s.seed)
-        self.task = Task(s.task, s.task_options, s.eval_options, examples=s.examples, eval_examples=s.eval_examples, seed=s.seed)
+        self.task = task or self.task_of(s)
         self.train = self.task.split("train", s.batch)
         for split in ("valid", "test"):
             self.task.split(split)  # what is wrong with them is told before the work
@@ -112,6 +119,8 @@ class Run:
         self.steps = s.epochs * self.train.per_epoch or s.steps
         self.config = model_config(s, self.task)
         model = linnet.nn.Model(self.config)
+        if s.init == "fan_in":
+            start_as_torch_does(model)
         self.length = max(part.inputs.shape[1] for part in self.train)
         self.state_bytes = state_bytes(model, self.length)
         self.net = self.plain = Answer(self.task, model, s.width).to(self.device)
@@ -123,9 +132,18 @@ class Run:
         decayed = [p for p in self.plain.parameters() if p.requires_grad and p.dim() >= 2]
         others = [p for p in self.plain.parameters() if p.requires_grad and p.dim() < 2]
         groups = [{"params": decayed, "weight_decay": s.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=s.lr, betas=(s.beta1, s.beta2))
+        self.clip = s.clip or math.inf
+        self.graphs = Graphs(self) if Graphs.fit(self) else None
+        ways = {"fused": True, "capturable": True} if self.graphs else {}
+        self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=s.lr, betas=(s.beta1, s.beta2), **ways)
         self.checkpoints = Checkpoints(self.folder)
         self.step, self.seconds, self.best, self.best_step, self.last_score = 0, 0.0, None, 0, None
+
+    @staticmethod
+    def task_of(s):
+        """The task of these settings; runs that differ in other settings may share it."""
+        whole = int(os.environ.get("WORLD_SIZE", 1)) > 1 and s.parallel == "sequence"
+        return Task(s.task, s.task_options, s.eval_options, examples=s.examples, eval_examples=s.eval_examples, seed=s.seed, whole=whole)
 
     # --- several processes -------------------------------------------------------------------------------------------------
 
@@ -169,6 +187,8 @@ class Run:
         from torch.distributed.checkpoint import state_dict as by_name
 
         options = by_name.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(self.step)  # a number, wherever the last step had it
         if load is None:
             return by_name.get_state_dict(self.plain, self.optimizer, options=options)
         by_name.set_state_dict(self.plain, self.optimizer, model_state_dict=load[0], optim_state_dict=load[1], options=options)
@@ -182,6 +202,9 @@ class Run:
         along = min(1.0, (step - s.warmup) / max(1, self.steps - s.warmup))
         return s.lr * (s.final_lr + (1 - s.final_lr) * 0.5 * (1 + math.cos(math.pi * along)))
 
+    def on_stream(self):
+        return torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
+
     def autocast(self):
         return torch.autocast(self.device.type, torch.bfloat16) if self.settings.dtype == "bf16" else contextlib.nullcontext()
 
@@ -189,35 +212,46 @@ class Run:
         with self.autocast():
             return net(*(None if each is None else each.to(self.device) for each in batch))
 
-    def train_step(self):
-        """Loss, measures and gradient norm of the whole batch, whoever computed them."""
-        batch, sums = self.train.step(self.step), 0
-        count = self.plain.count(batch[1])
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(self.step)
+    def losses(self, batch):
+        """Gradients of a batch, piece by piece; its loss and measures, and how many numbers they are over."""
+        count = self.plain.count(batch[1]).clamp(min=1).to(self.device)
         for piece in range(self.settings.accumulate):
             last = piece + 1 == self.settings.accumulate
             later = self.net.no_sync() if isinstance(self.net, nn.parallel.DistributedDataParallel) and not last else contextlib.nullcontext()
             with later:
                 loss, part = self.forward(self.net, self.mine(batch, piece))
                 # ddp and fsdp take the mean over processes, so each counts for the share that it has of all.
-                (loss * (1 if self.splits_sequence else self.world) / max(count, 1)).backward()
-            sums = sums + part
+                (loss * (1 if self.splits_sequence else self.world) / count).backward()
+            sums = sums + part if piece else part
+        return sums, count
+
+    def train_step(self):
+        """Loss and measures of the whole batch, whoever computed them, then the gradient's norm."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(self.step)
+        sums, count = self.losses(self.train.step(self.step))
         if self.world > 1:
             dist.all_reduce(sums)
         if self.splits_sequence:
             for parameter in self.plain.parameters():
                 if parameter.grad is not None:
                     dist.all_reduce(parameter.grad)
-        norm = nn.utils.clip_grad_norm_(self.plain.parameters(), self.settings.clip or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.plain.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        return self.named(sums, count), float(norm)
+        return [*(sums / count).tolist(), float(norm)]
 
-    def named(self, sums, count):
-        names, values = self.task.measures[0], (sums / max(count, 1)).tolist()
-        return {name: value / math.log(2) if name == "bits_per_byte" else value for name, value in zip(names, values)}
+    def steps_until(self, last):
+        """What train_step gives, of each step up to the last; None as long as a GPU is busy with them."""
+        if self.graphs:
+            yield from self.graphs.steps(self.step, last)
+        else:
+            while self.step < last:
+                yield self.train_step()
+
+    def named(self, values):
+        return {name: value / math.log(2) if name == "bits_per_byte" else value for name, value in zip(self.task.measures[0], values)}
 
     @torch.no_grad()
     def evaluate(self, split):
@@ -225,16 +259,16 @@ class Run:
         self.plain.eval()
         parts = []
         for part in self.task.split(split):
-            sums = count = 0
+            part, sums, count = part.on(self.device), 0, 0
             for begin in range(0, len(part), self.settings.batch):
                 batch = part.take(slice(begin, begin + self.settings.batch))
-                count += self.plain.count(batch[1])
+                count = count + self.plain.count(batch[1])
                 sums = sums + self.forward(self.plain, self.tokens(batch) if self.splits_sequence else batch)[1]
             if self.splits_sequence:
                 dist.all_reduce(sums)
             if self.world > 1:  # the best score and the end are decided by one process's numbers: another's may round otherwise
                 dist.broadcast(sums, 0)
-            parts.append(self.named(sums, count))
+            parts.append(self.named((sums / count.clamp(min=1)).tolist()))
         self.plain.train()
         mean = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
         if len(parts) > 1:
@@ -263,9 +297,7 @@ class Run:
             dist.barrier()
         steps = self.checkpoints.steps()
         if steps:
-            model, trainer = self.checkpoints.load(steps[-1])
-            weights = {**{"model." + name: tensor for name, tensor in model.items()}, **trainer["head"]}
-            self.state(load=(weights, trainer["optimizer"]))
+            trainer = self.back_to(steps[-1])
             self.step, self.seconds = trainer["step"], trainer["seconds"]
             self.best, self.best_step, self.last_score = trainer["best"], trainer["best_step"], trainer["last_score"]
         if self.rank == 0:
@@ -273,6 +305,13 @@ class Run:
             kept = [] if not lines.exists() else [text for text in lines.read_text().splitlines(True) if is_before(text, self.step)]
             write_whole(lines, "".join(kept))  # what came behind the checkpoint is computed again
             self.metrics = open(lines, "a")
+
+    def back_to(self, step):
+        """Weights and optimiser of a checkpoint; returns what else it holds."""
+        model, trainer = self.checkpoints.load(step)
+        weights = {**{"model." + name: tensor for name, tensor in model.items()}, **trainer["head"]}
+        self.state(load=(weights, trainer["optimizer"]))
+        return trainer
 
     def write(self, **line):
         if self.rank == 0:
@@ -294,43 +333,73 @@ class Run:
 
 def train(run, say=print):
     """The loop. Returns the result, which result.json holds too."""
-    s = run.settings
+    work = training(run, say)
+    while True:
+        try:
+            with run.on_stream():
+                next(work)
+            time.sleep(1e-3)  # the GPU is busy
+        except StopIteration as end:
+            return end.value
+
+
+def training(run, say, deadline=math.inf):
+    """The loop as a generator, which gives way as long as a GPU is busy, so that several runs take turns. At the deadline (time.monotonic)
+    a run stops where it is and is tested there."""
+    s, run.say = run.settings, say
     names, score, sign = run.task.measures
+    if run.stream:
+        run.stream.wait_stream(torch.cuda.default_stream())  # where the run was made
     run.open()
     say(f"{s.task}: {s.layer}, {run.parameters} parameters, {run.length} tokens, {run.steps} steps of {s.batch}"
         + (f", from step {run.step}" if run.step else ""))  # fmt: skip
-    progress, before = Progress(run), run.seconds
+    progress, before, weights = Progress(run), run.seconds, None
     start = time.monotonic()
     done = run.step >= run.steps or (s.stop_at and run.last_score is not None and sign * run.last_score >= sign * s.stop_at)
-    while not done:
-        measures, norm = run.train_step()
-        run.step += 1
-        run.seconds = before + time.monotonic() - start
-        if not all(math.isfinite(value) for value in [*measures.values(), norm]):
-            progress.clear()
-            raise ArithmeticError(f"at step {run.step} the {names[0]} is {measures[names[0]]} and the gradient's norm {norm}: try a smaller lr than {s.lr}")
-        progress.show(measures)
-        if run.step % s.log_every == 0 or run.step == 1:
-            run.write(split="train", **measures, lr=run.rate(run.step - 1), norm=norm, seconds=run.seconds, tokens=run.step * s.batch * run.length)
+    while not done and time.monotonic() < deadline:
+        last = min(run.steps, *(run.step // every * every + every for every in (s.eval_every, s.checkpoint_every, CHUNK) if every))
+        for found in run.steps_until(last):
+            if found is None:
+                yield
+                continue
+            *values, norm = found
+            measures = run.named(values)
+            run.step += 1
+            run.seconds = before + time.monotonic() - start
+            if not all(math.isfinite(value) for value in found):
+                progress.clear()
+                raise ArithmeticError(f"at step {run.step} the {names[0]} is {measures[names[0]]} and the gradient's norm {norm}: try a smaller lr than {s.lr}")
+            progress.show(measures)
+            if run.step % s.log_every == 0 or run.step == 1:
+                run.write(split="train", **measures, lr=run.rate(run.step - 1), norm=norm, seconds=run.seconds, tokens=run.step * s.batch * run.length)
         done = run.step >= run.steps
         if run.step % s.eval_every == 0 or done:
             values = run.evaluate("valid")
             run.last_score = values[score]
             if run.best is None or sign * run.last_score > sign * run.best:
                 run.best, run.best_step = run.last_score, run.step
+                if s.best:
+                    weights = {name: tensor.clone() for name, tensor in run.plain.state_dict().items()}
             run.write(split="valid", **values, seconds=run.seconds)
             progress.clear()
             say(f"step {run.step}: " + ", ".join(f"{name} {values[name]:.4f}" for name in names) + f"; {run.seconds:.1f} s")
             done = done or (s.stop_at > 0 and sign * run.last_score >= sign * s.stop_at)
-        if run.step % s.checkpoint_every == 0 or done or run.best_step == run.step:
+        if s.checkpoint_every and (run.step % s.checkpoint_every == 0 or done or run.best_step == run.step):
             run.save()
     progress.clear()
+    if s.best and run.best_step != run.step:
+        if weights:
+            run.plain.load_state_dict(weights)
+        else:
+            run.back_to(run.best_step)
     test = run.evaluate("test")
     result = {
         "task": s.task, "layer": s.layer, "parameters": run.parameters, "state_bytes": run.state_bytes, "length": run.length,
         "steps": run.step, "seconds": run.seconds, "tokens": run.step * s.batch * run.length, "score": score, "valid": run.last_score,
         "best": run.best, "test": test, "device": device_name(run.device), "torch": torch.__version__, "processes": run.world,
     }  # fmt: skip
+    if not done:
+        result["planned_steps"] = run.steps  # the deadline came first
     if run.rank == 0:
         write_whole(run.folder / "result.json", json.dumps(result, indent=2) + "\n")
         run.metrics.close()

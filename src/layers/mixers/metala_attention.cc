@@ -11,7 +11,7 @@ constexpr const char* kAugs[] = {"sigmoid", "linear", "none"};
 
 struct MetaLa {
   int64_t hidden = 1024, heads = 8, key = 0, value = 0, taps = 4;
-  double tau = 16, floor = -88, ln_eps = 1e-5;
+  double tau = 16, floor = -88, ln_eps = 1e-5, decay_init = 0.02;
   Maybe scale;
   Aug aug = Aug::sigmoid;
   bool gate = true, gate_bias = true;
@@ -31,10 +31,11 @@ Value record(Recorder& l, const MetaLa& o, Value x) {  // x [B, T, hidden]
              {{"x", x}, {"weight", l.weight("conv1d.weight", {o.hidden, o.taps}, uniform(-bound, bound), as("conv"))}},
              {{"activation", "silu"}}, "conv1d");
   }
-  const auto project = [&](const std::string& name, const std::string& alias, int64_t width, Value bias = {}) {
-    return l.split(l.dense(u, l.weight(name, {o.heads * width, o.hidden}, normal(0.02), as(alias)), bias), o.heads);
+  const auto project = [&](const std::string& name, const std::string& alias, int64_t width, Value bias = {},
+                           const Init& init = normal(0.02)) {
+    return l.split(l.dense(u, l.weight(name, {o.heads * width, o.hidden}, init, as(alias)), bias), o.heads);
   };
-  const Value q = project("q_proj.weight", "wq", K), a = project("a_proj.weight", "wa", K),
+  const Value q = project("q_proj.weight", "wq", K), a = project("a_proj.weight", "wa", K, {}, normal(o.decay_init)),
               v = project("v_proj.weight", "wv", V);
   const Value w_aug = o.aug == Aug::none ? Value() : l.weight("w_aug", {o.heads, K}, zeros(), as("w_aug"));
   const bool shifted = o.aug == Aug::sigmoid;
@@ -82,6 +83,8 @@ const Layer& metala_layer() {
           .option("taps", &O::taps, 0, 64, "of the short convolution; 0: none")
           .option("tau", &O::tau, 1e-300, kAnyReal, "the decay's temperature")
           .option("scale", &O::scale, -kAnyReal, kAnyReal, "of q in the recurrence; default key^-0.5")
+          .option("decay_init", &O::decay_init, 0, kAnyReal,
+                  "deviation of Wa at the start; the keys of small models differ sooner with a large one")
           .option("floor", &O::floor, -kAnyReal, 0, "lower bound of the log decay")
           .option("aug", &O::aug, {"sigmoid", "linear", "none"}, "the self-augmentation")
           .option("gate", &O::gate, "the output gate silu(Wg u + bg)")
