@@ -2,9 +2,10 @@
 
     python -m linnet.check tests/vectors
     python -m linnet.check --dtype f32 delta-layer.safetensors
+    python -m linnet.check --device cuda tests/vectors         # f32 there, compared with f64 on the CPU
 
 Files of layers alone are read (`linnet check` reads all); others are counted. In f64 a module is compared with the file, in f32
-with the same module in f64. Exit codes: 0 within tolerance, 1 a tensor is not, 2 bad input.
+with the same module in f64. Exit codes: 0 within tolerance, 1 a tensor is not, 2 bad input, 3 no such device here.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def layer_of(path):
     return json.loads(text.value)
 
 
-def run(about, tensors, dtype):
+def run(about, tensors, dtype, device="cpu"):
     """The module's output and the gradients that the file has, by the file's names."""
     layer = about["layer"]
     options = {option["name"]: option["value"] for option in layer["options"]}
@@ -80,16 +81,17 @@ def run(about, tensors, dtype):
         with torch.no_grad():
             own.copy_((value.T if turned else value).reshape(own.shape))
         owners[name] = (own, turned)
-    x = tensors[about["input"]].to(dtype, copy=True).requires_grad_()
+    module.to(device)  # keeps its parameters, which get other data
+    x = tensors[about["input"]].to(device, dtype, copy=True).requires_grad_()
     out = module(x)
     results = {about["output"]: out.detach()}
     if "dout" in tensors:
-        out.backward(tensors["dout"].to(dtype))
+        out.backward(tensors["dout"].to(device, dtype))
         results["d" + about["input"]] = x.grad
         for name, (own, transposed) in owners.items():
             if own.grad is not None:
                 results["d" + name] = (own.grad.T if transposed else own.grad).reshape(tensors[name].shape)
-    return results
+    return {name: each.cpu() for name, each in results.items()}
 
 
 def gates(about, dtype):
@@ -118,7 +120,16 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m linnet.check", description=__doc__.split("\n\n")[0])
     parser.add_argument("paths", nargs="+", metavar="FILE|FOLDER")
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="f64 and f32 when not given")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args(arguments)
+    if options.device == "cuda":
+        if not torch.cuda.is_available():
+            print("linnet.check: torch sees no GPU here", file=sys.stderr)
+            return 3
+        if "f64" in (options.dtype or ()):
+            print("linnet.check: --dtype f64 is for the CPU", file=sys.stderr)
+            return 2
+        options.dtype = ["f32"]
     failed = checked = skipped = 0
     try:
         for path in options.paths:
@@ -135,7 +146,7 @@ def main(arguments=None):
                     tensors.pop("dout", None)
                 inputs = max([1.0, *(each.abs().max().item() for each in tensors.values() if each.numel())])
                 for name in options.dtype or DTYPES:
-                    got = run(about, tensors, DTYPES[name])
+                    got = run(about, tensors, DTYPES[name], options.device)
                     # A lower type is compared with the module in f64 on the rounded numbers.
                     want = {key: tensors[key] for key in got if key in tensors}
                     if name != "f64":
