@@ -83,8 +83,8 @@ class Graphs:
             self.row.zero_()
             for number, _ in seen:
                 self.step(number)
-            done = torch.cuda.Event()
-            done.record()
-            while not done.query():
-                yield None
+            if self.run.stream:
+                done = self.run.stream.record_event()
+                while not done.query():
+                    yield None
             yield from self.found[:count].tolist()

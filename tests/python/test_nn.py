@@ -102,3 +102,16 @@ def test_short_convolutions_start_loud(name):
     assert taps
     for value in taps:
         assert 0.45 < value.abs().max() <= 0.5 and value.std() > 0.2
+
+
+def test_base_conv_is_zoologys():
+    """y = x + conv(x) * (W x + b), the convolution causal with its own bias."""
+    torch.manual_seed(0)
+    layer, x = linnet.nn.ShortConv(hidden=6, form="base", bias=True, dtype=torch.float64), torch.randn(2, 9, 6, dtype=torch.float64)
+    conv = torch.nn.functional.conv1d(x.transpose(1, 2), layer.conv.weight[:, None], layer.conv.bias, padding=2, groups=6)[..., :9].transpose(1, 2)
+    torch.testing.assert_close(layer(x), x + conv * torch.nn.functional.linear(x, layer.in_proj.weight, layer.in_proj.bias))
+
+
+def test_metalas_decays_start_as_far_apart_as_asked():
+    assert linnet.nn.MetaLA(hidden=64, decay_init=0.5).a_proj.weight.std().item() == pytest.approx(0.5, rel=0.1)
+    assert linnet.nn.MetaLA(hidden=64).a_proj.weight.std().item() == pytest.approx(0.02, rel=0.1)

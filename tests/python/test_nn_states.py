@@ -27,6 +27,7 @@ LAYERS_WITH_STATE = {name: (name, {}) for name in NAMES if record(name, options_
     "linear-favor": ("linear_attention", {"map": "favor", "features": 5}),
     "hybrid-narrow": ("hybrid_attention", {"window": 2}),
     "hybrid-terraced": ("hybrid_attention", {"window": 3, "form": "terraced"}),
+    "short_conv-base": ("short_conv", {"form": "base", "bias": True}),
     "zeros-crossed": ("zeros_attention", {"rope": "half-crossed"}),
 }
 NAMES_WITH_STATE = sorted(LAYERS_WITH_STATE)

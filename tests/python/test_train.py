@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 
 import linnet.nn
 from linnet import _checkpoints, train
+from linnet._train_graph import Graphs
+from linnet._train_settings import read_settings
 from linnet._train_tasks import KINDS, Task, draw_icl, expression_tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -205,6 +208,41 @@ def test_a_mixture_and_other_lengths_where_it_is_evaluated(tmp_path):
     assert [part["part"] for part in parts] == ["length=16 pairs=2", "length=32 pairs=4", "length=64 pairs=8"]
 
 
+def test_options_of_one_layer_of_a_hybrid():
+    words = ["short_conv.taps=5", "taps=2", "width=16", "init=fan_in"]
+    settings = read_settings(train.Settings(), types.SimpleNamespace(task="mqar", layer="short_conv,deltanet", set=[words], config=None, full=False))
+    run = train.Run(settings, "unused")
+    first, second = (block.self_attn for block in run.plain.model.layers)
+    assert first.conv.weight.shape[1] == 5 and second.q_conv1d.weight.shape[1] == 2
+    assert second.q_proj.weight.abs().max() <= 0.25 and second.q_proj.weight.std() > 0.1  # 1 / sqrt(16), not a deviation of 0.02
+
+
+def test_the_best_weights_are_tested(tmp_path):
+    """A rate that ruins what was learned: the last weights are worse than the best, and the test is of the best, also after a restart."""
+    words = ["memorisation", "--layer", "linear_attention", "--out", str(tmp_path / "run"), "--set", "vocab=16", "length=8", "width=32", "layers=1",
+             "steps=120", "batch=32", "examples=256", "eval_examples=64", "lr=1e-2", "warmup=60", "eval_every=20", "final_lr=100", "clip=0", "best=1"]  # fmt: skip
+    assert train.main(words) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    scores = {line["step"]: line["accuracy"] for line in metrics(tmp_path / "run") if line["split"] == "valid"}
+    assert max(scores.values()) > scores[120] + 0.1 and result["test"]["accuracy"] > scores[120] + 0.1
+    assert train.main(words) == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["test"] == result["test"]
+
+
+def test_steps_by_tables_are_the_steps(tmp_path):
+    """What is recorded on a GPU, run as it is: rows, rates and measures go through tables, and the numbers are those of the plain loop."""
+    words = [*MQAR[4:], "examples=64", "checkpoint_every=0"]
+    runs = [train.Run(read_settings(train.Settings(), types.SimpleNamespace(task="mqar", layer="deltanet", set=[words], config=None, full=False)),
+                      tmp_path / name) for name in "ab"]  # fmt: skip
+    runs[1].graphs = Graphs(runs[1])
+    runs[1].graphs.refused = "no GPU here"
+    expected = []
+    for found in runs[0].steps_until(6):
+        expected.append(found)
+        runs[0].step += 1
+    torch.testing.assert_close(list(runs[1].graphs.steps(0, 6)), expected)
+
+
 def test_a_toml_file_says_the_same(tmp_path):
     pytest.importorskip("tomllib")
     lines = ['task = "mqar"', 'layer = "linear_attention"']
@@ -244,6 +282,8 @@ def test_a_checkpoint_is_a_model(tmp_path):
         (["mqar", "--set", "tie=maybe"], "tie is 'maybe', expected 0 or 1"),
         (["mqar", "--set", "length=33"], "mqar: length is 33, expected an even number"),
         (["mqar", "--set", "length=64,128", "pairs=2,3,4"], "length has 2 values, but the mixture has 3 parts"),
+        (["mqar", "--layer", "short_conv,deltanet", "--set", "deltanet.tap=2"], "deltanet has no option 'tap'; did you mean 'taps'?"),
+        (["mqar", "--set", "init=ones"], "init is 'ones', expected page, fan_in"),
         (["mqar", "--set", "layer.hedas=2"], "has no option 'hedas'; did you mean 'heads'?"),
         (["mqar", "--layer", "softmax_attention", "--set", "width=10", "heads=3"], "heads"),
         (["icl", "--set", "dims=0"], "icl: dims is 0, expected 1 to 10000"),
