@@ -11,11 +11,12 @@ FAST = {"dtype": "bf16", "log_every": 50, "checkpoint_every": 0, "warmup": 100, 
 # Zoology's harder mixture: a convolution (BaseConv) and one layer, no MLP, no positions. Published: 32 epochs of 703 steps, four rates.
 ZOOLOGY = {**FAST, "length": "64,128,256,256,256", "pairs": "4,8,16,32,64", "examples": "100000,20000,20000,20000,20000",
            "eval.length": "64,64,64,128,256,512,1024", "eval.pairs": "4,8,16,32,64,128,256", "vocab": 8192, "random_filler": 1, "heads": 2,
-           "norm": "layer", "batch": 256, "steps": 4000, "eval_every": 1000, "eval_examples": 512, "stop_at": 0.99}  # fmt: skip
-# MetaLA's hardest recall: two layers with channel mixers.
-METALA = {**FAST, "length": 512, "pairs": 80, "vocab": 8192, "examples": 50000, "eval_examples": 512, "width": 128, "heads": 2, "mlp": "glu",
-          "batch": 64, "steps": 6000, "eval_every": 1000, "stop_at": 0.99}  # fmt: skip
-MAD = {**FAST, "width": 128, "heads": 8, "layers": 2, "mlp": "glu", "expand": 8 / 3, "norm": "layer", "tie": 0, "init": "fan_in", "batch": 128,
+           "norm": "layer", "batch": 256, "steps": 3000, "eval_every": 1000, "eval_examples": 512, "stop_at": 0.99}  # fmt: skip
+# MetaLA's hardest recall: two layers with channel mixers. The paper trains on 512 tokens alone, 6.4 million sequences; here shorter ones come
+# along, which begin to be recalled much sooner.
+METALA = {**FAST, "length": "64,128,256,512", "pairs": "8,20,40,80", "examples": 40000, "eval.length": 512, "eval.pairs": 80, "vocab": 8192,
+          "eval_examples": 512, "width": 128, "heads": 2, "mlp": "glu", "batch": 64, "steps": 4000, "eval_every": 1000, "stop_at": 0.99}  # fmt: skip
+MAD = {**FAST, "width": 128, "heads": 8, "layers": 2, "mlp": "glu", "expand": 3, "norm": "layer", "tie": 0, "init": "fan_in", "batch": 128,
        "examples": 12800, "eval_examples": 1280, "steps": 2000, "eval_every": 2000, "weight_decay": 0}  # fmt: skip
 TEXT = {**FAST, "path": DATA / "enwik8/enwik8", "length": 1024, "layers": 8, "width": 512, "mlp": "glu", "expand": 8 / 3, "batch": 16, "steps": 600,
         "warmup": 60, "final_lr": 0.1, "eval_every": 600, "eval_examples": 256}  # fmt: skip
@@ -74,10 +75,10 @@ GPU = {
             "deltanet-128": behind_base_conv("deltanet", 128),
             "gated_deltanet-64": behind_base_conv("gated_deltanet", 64, gate=0, layer__key=32, layer__value=64),
             "gated_deltanet-128": behind_base_conv("gated_deltanet", 128, gate=0, layer__key=64, layer__value=128),
-            "mamba2-64": ("mamba2", {"width": 64, "layer.state": 8, "norm": "rms"}),
+            "mamba2-64": ("mamba2", {"width": 64, "layer.state": 16, "norm": "rms"}),
             "mamba2-128": ("mamba2", {"width": 128, "layer.state": 16, "norm": "rms"}),
-            "metala_attention-64": behind_base_conv("metala_attention", 64),
-            "metala_attention-128": behind_base_conv("metala_attention", 128),
+            "metala_attention-64": behind_base_conv("metala_attention", 64, decay_init=0.5),
+            "metala_attention-128": behind_base_conv("metala_attention", 128, decay_init=0.35),
             "zeros_attention-64": behind_base_conv("zeros_attention", 64),
             "zeros_attention-128": behind_base_conv("zeros_attention", 128),
             "free_energy_mixer-64": behind_base_conv("free_energy_mixer", 64),
@@ -86,19 +87,19 @@ GPU = {
         seeds=1,
         published={"softmax_attention-64": 1.00, "softmax_attention-window-32": 0.31, "softmax_attention-window-128": 0.66,
                    "gated_linear_attention-64": 0.53, "gated_linear_attention-128": 0.77, "deltanet-64": 0.79, "deltanet-128": 0.96,
-                   "gated_deltanet-64": 0.89, "gated_deltanet-128": 0.99, "mamba2-64": 0.52, "mamba2-128": 0.79},
+                   "gated_deltanet-64": 0.89, "gated_deltanet-128": 0.99, "mamba2-64": 0.69, "mamba2-128": 0.79},
     ),
     "metala": Comparison(
         "MetaLA recalls 80 pairs in 512 tokens at width 128, where Mamba recalls none",
         {"512 tokens, 80 pairs": ("mqar", METALA)},
         {
-            "softmax_attention": ("softmax_attention", {"positions": 512, "rope": "none"}),
             "metala_attention": ("metala_attention", {"taps": 2}),
+            "metala_attention-decay_init=0.35": ("metala_attention", {"taps": 2, "decay_init": 0.35}),
             "mamba1": ("mamba1", {}),
         },
         rates=(1e-3, 3e-3),
         seeds=1,
-        published={"softmax_attention": 0.99, "metala_attention": 0.904, "mamba1": 0.0},
+        published={"metala_attention": 0.904, "mamba1": 0.0},
     ),
     "mad": Comparison(
         "FEM ahead of the Transformer, ZeroS ahead of linear attention (MAD): each task and two changes of it",

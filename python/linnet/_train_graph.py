@@ -9,7 +9,7 @@ when the chunk is done. The first step of each shape runs as it is, the second i
 import torch
 from torch import nn
 
-CHUNK = 50  # steps between two looks at the measures: the rows of the tables
+CHUNK = 100  # steps between two looks at the measures: the rows of the tables
 
 
 class Graphs:
@@ -81,8 +81,11 @@ class Graphs:
             self.order[:count] = torch.stack([index for _, index in seen]).to(self.order.device)
             self.rates[:count] = torch.tensor([self.run.rate(step) for step in range(begin, begin + count)]).to(self.rates.device)
             self.row.zero_()
+            made = len(self.graphs)
             for number, _ in seen:
                 self.step(number)
+            if len(self.graphs) > made:
+                torch.cuda.empty_cache()  # what the first steps had is of no use to the graphs, which have a pool of their own
             if self.run.stream:
                 done = self.run.stream.record_event()
                 while not done.query():

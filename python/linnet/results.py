@@ -60,7 +60,9 @@ def cell(comparison, request, seeds):
     chosen = len(comparison.rates) > 1  # the seed that chose the rate is not counted: its score leans upwards
     more = [request(rate, seed) for seed in (range(1, seeds + 1) if chosen else range(1, seeds))]
     runs = list(zip((yield more), more))
-    runs = [each for each in ([] if chosen else [good[rate]]) + runs if each[0] is not None and each[0]["score"] is not None]
+    # A run that the deadline cut short does not stand beside one that was not.
+    runs = [each for each in runs if each[0] is not None and each[0]["score"] is not None and "planned_steps" not in each[0]]
+    runs = runs if chosen else [good[rate], *runs]
     own = chosen and not runs
     runs = runs or [good[rate]]
     return {"rate": rate, "runs": runs, "values": [value_of(each[0]) for each in runs], "own": own, "diverged": False}
@@ -79,11 +81,12 @@ def run_cells(cells, execute):
         waiting[key], got[key] = list(asked), {}
         return asked if asked else go_on(key, [])
 
-    owner, ready = {}, []
+    owner, first = {}, []
     for key in cells:
-        for request in go_on(key, None):
-            owner[request] = key
-            ready.append(request)
+        first.append(go_on(key, None))
+        owner.update(dict.fromkeys(first[-1], key))
+    # Every cell's first run, then every cell's second one: a deadline takes from all cells alike.
+    ready = [each[i] for i in range(max(map(len, first))) for each in first if i < len(each)]
     execute.send(None)
     finished = execute.send(ready)
     while finished is not None:
@@ -205,7 +208,7 @@ def main(arguments=None):
     try:
         labels = args.only or list(comparison.arms)
         keys = [(label, column) for column in columns for label in labels]
-        made = {key: cell(comparison, request(key[1], key[0]), args.seeds or comparison.seeds) for key in keys}
+        made = {key: cell(comparison, request(key[1], key[0]), comparison.seeds if args.seeds is None else args.seeds) for key in keys}
         execute = alone(say, deadline) if args.jobs == 1 and args.beside == 1 else side_by_side(args.jobs, args.beside, say, deadline)
         done = run_cells(made, written(execute, args.json))
     except (ValueError, TypeError) as problem:

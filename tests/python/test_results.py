@@ -12,7 +12,7 @@ from linnet._comparisons import COMPARISONS
 
 TINY = "steps=2 eval_every=2 checkpoint_every=2 log_every=1 batch=8 eval_examples=8 examples=64 width=16 heads=2 layers=2 warmup=1 stop_at=0".split()
 SHORT = "length=16,32 pairs=2,4 vocab=64 examples=64,32 eval.length=16,32 eval.pairs=2,4".split()
-MORE = {"images": "width=96 heads=3 layers=1".split(), "mqar": "vocab=64".split(), "zoology": SHORT, "metala": "length=16 pairs=2 vocab=64".split(),
+MORE = {"images": "width=96 heads=3 layers=1".split(), "mqar": "vocab=64".split(), "zoology": SHORT, "metala": SHORT,
         "text": "length=32".split(), "gated": "length=32".split(), "length": ["layers=1"]}  # fmt: skip
 
 
