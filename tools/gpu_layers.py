@@ -25,7 +25,7 @@ LAYERS = {  # ours: class and options; theirs: module of fla.layers, class, opti
     "Gated DeltaNet, 6 heads of 256 and 512": ("GatedDeltaNet", {}, "gated_deltanet", "GatedDeltaNet", {"num_heads": 6, "head_dim": 256}),
     "GLA, 4 heads of 256 and 512": ("GatedLinearAttention", {}, "gla", "GatedLinearAttention", {"num_heads": 4}),
     "GLA, 16 heads of 64 and 128": ("GatedLinearAttention", {"heads": 16}, "gla", "GatedLinearAttention", {"num_heads": 16}),
-    "KDA, 16 heads of 128": ("KDA", {}, "kda", "KimiDeltaAttention", {}),
+    "KDA, 16 heads of 128": ("KimiDeltaAttention", {"heads": 16, "key": 128, "value": 128}, "kda", "KimiDeltaAttention", {}),
     "Mamba-2, 64 heads of 64, state 128": ("Mamba2", {"hidden": C}, "mamba2", "Mamba2", {"num_heads": 64, "head_dim": 64, "state_size": 128, "expand": 2}),
 }  # fmt: skip
 MODELS = {  # model_type of fla, its configuration: about 340 M parameters
