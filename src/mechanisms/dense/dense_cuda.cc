@@ -32,6 +32,13 @@ const char* blas_refuses(const DenseArgs& args, const DenseOut* out) {
   return nullptr;
 }
 
+// Whether the matrix units take it: weights in 16 bits, rows of both in pieces of 16 bytes.
+bool is_matrix_row(const DenseCall& d) {
+  const bool types = d.weight.dtype == Dtype::bf16   ? d.x.dtype == Dtype::bf16 || d.x.dtype == Dtype::f32
+                     : d.weight.dtype == Dtype::f16 && d.x.dtype == Dtype::f16 && !d.to_bf16;
+  return types && d.whole && has_whole_rows(d.x) && d.x.size[2] % 8 == 0 && d.x.size[2] > 0;
+}
+
 }  // namespace
 
 const char* DenseRows::refuses(DenseRow row, const DenseArgs& args, const DenseOut* out, Pass) {
@@ -53,6 +60,18 @@ void DenseRows::forward(DenseRow row, const DenseArgs& args, const DenseOut& out
   d.to_bf16 = args.rounding == DenseRounding::bf16;
   d.whole = has_whole_rows(args.weight);
   const int64_t outputs = args.weight.size[0];
+  if (row == DenseRow::row && is_matrix_row(d)) {
+    const int64_t tiles = d.rows <= 8 ? 1 : d.rows <= 16 ? 2 : 8;
+    const Dtype dtype = d.x.dtype;
+    const auto name_of = [&](const char* bf16, const char* f16, const char* rounded, const char* whole) {
+      return dtype == Dtype::bf16 ? bf16 : dtype == Dtype::f16 ? f16 : d.to_bf16 ? rounded : whole;
+    };
+    const char* name =
+        tiles == 1   ? name_of("dense_rows_1_bf16", "dense_rows_1_f16", "dense_rows_1_rounded", "dense_rows_1_whole")
+        : tiles == 2 ? name_of("dense_rows_2_bf16", "dense_rows_2_f16", "dense_rows_2_rounded", "dense_rows_2_whole")
+                     : name_of("dense_rows_8_bf16", "dense_rows_8_f16", "dense_rows_8_rounded", "dense_rows_8_whole");
+    return enqueue(launch, {"dense/dense_rows_cuda", name, 256}, {divide_up(outputs, 16), divide_up(d.rows, 8 * tiles)}, d);
+  }
   if (row == DenseRow::row) {
     const char* name = d.rows == 1 ? LINNET_BY_TYPE(few_rows_1, d.weight.dtype) : LINNET_BY_TYPE(few_rows_8, d.weight.dtype);
     return enqueue(launch, {kImage, name, 256}, {divide_up(outputs, 8), d.rows == 1 ? 1 : divide_up(d.rows, kFewRows)}, d);
