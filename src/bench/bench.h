@@ -1,6 +1,7 @@
 // bench: measures cases, with the machine's ceilings and the peers in the same rounds.
 #pragma once
 
+#include <cmath>
 #include <memory>
 #include <string>
 
@@ -24,7 +25,7 @@ struct Result {
   double fma_ceiling = 0, update_ceiling = 0;  // FLOP/s, the best of the run so far; bytes/s, the best of this case's rounds
   double share = 0;                            // of the nearer ceiling: the least time it allows / the median
   bool memory_bound = false;                   // which one is nearer
-  double error = 0;                            // against the reference in double, on the same inputs
+  double error = NAN;                          // against the reference in double, on the same inputs; NaN: not measured
   std::string error_case;  // where that was measured, when the case itself would take the reference too long
 };
 

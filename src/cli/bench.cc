@@ -2,6 +2,7 @@
 #include "bench/bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 
@@ -131,7 +132,7 @@ Status read_arguments(const Arguments& args, Wanted* wanted) {
         choose_impl(*c.op, c.backward ? Pass::backward : Pass::forward, context, settings.device, nullptr, nullptr, &impl));
   }
   if (args.has("quick") || neighbours) settings.seconds = 0.1, settings.rounds = 3;
-  settings.error = !neighbours;  // linnet check is for that
+  settings.error = !neighbours && !args.has("no-error");  // linnet check is for that
   LINNET_TRY(args.real("time", 0.001, 3600, &settings.seconds));
   // More threads than cores take turns, and one that waits for its turn is measured, not the kernel.
   wanted->threads = bench::this_machine().cores;
@@ -160,7 +161,7 @@ std::vector<std::string> cells(const Result& r, bool peers) {
       rate(r.flops / r.ours.median),
       rate(r.bytes / r.ours.median),
       report::percent_text(r.share) + (r.memory_bound ? " mem" : " fma"),
-      report::error_text(r.error) + (r.error_case.empty() ? " " : "*"),
+      std::isnan(r.error) ? "- " : report::error_text(r.error) + (r.error_case.empty() ? " " : "*"),
       report::bytes_text(static_cast<double>(r.workspace_bytes)),
   };
   if (peers) {
@@ -182,8 +183,10 @@ void write_result(JsonWriter& writer, const Result& r) {
   writer.member("flops", r.flops).member("bytes", r.bytes).member("flops_per_second", r.flops / r.ours.median);
   writer.member("bytes_per_second", r.bytes / r.ours.median).member("fma_ceiling", r.fma_ceiling);
   writer.member("update_ceiling", r.update_ceiling).member("nearer_ceiling", r.memory_bound ? "memory" : "fma");
-  writer.member("share_of_ceiling", r.share).member("error", r.error);
-  writer.member("error_case", r.error_case.empty() ? r.what.line() : r.error_case);
+  writer.member("share_of_ceiling", r.share);
+  if (!std::isnan(r.error)) {
+    writer.member("error", r.error).member("error_case", r.error_case.empty() ? r.what.line() : r.error_case);
+  }
   writer.member("tensor_bytes", r.tensor_bytes).member("workspace_bytes", r.workspace_bytes);
   if (!r.peer_name.empty()) {
     writer.member("peer", r.peer_name);
@@ -340,13 +343,14 @@ const Command& bench_command() {
           "the packages llama-cpp-python and xllamacpp) and transformers in bf16 with Linnet's attention; what is missing is "
           "named.",
       .options = {{"case", "LINE", "a case of each OP instead of the declared ones; may be given several times"},
-                  {"device", "NAME", "cpu or cuda: where the tensors lie (default cpu)"},
+                  {"device", "NAME", "cpu or cuda: where the tensors lie, or the model runs (default cpu)"},
                   {"dtype", "NAME", "only cases of this type: f64, f32, bf16, f16"},
                   {"impl", "NAME", "an implementation instead of the best one (linnet info OP)"},
                   {"json", "", "print JSON"},
                   {"limit", "RATIO", "what --neighbours may lose against their case (default 4)"},
                   {"list", "", "print the cases (with --json: as JSON) and stop"},
                   {"markdown", "", "print the table in Markdown"},
+                  {"no-error", "", "times alone, no comparison with the reference"},
                   {"neighbours", "", "measure what lies one step beside a case of each OP instead"},
                   {"pass", "NAME", "only cases of this pass: fwd, or fwd+bwd (bwd)"},
                   {"peers", "", "measure what a user would take instead, too"},

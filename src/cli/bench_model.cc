@@ -7,6 +7,7 @@
 #include "bench/model.h"
 #include "cli/model.h"
 #include "cli/print.h"
+#include "core/cuda/driver.h"
 #include "core/files/json.h"
 #include "report/text.h"
 
@@ -77,8 +78,11 @@ void print_markdown(const std::vector<ModelResult>& results) {
 }
 
 Status run(const Arguments& args) {
-  for (const char* name : {"device", "dtype", "impl", "list", "pass"}) {
+  for (const char* name : {"dtype", "impl", "list", "pass"}) {
     if (args.has(name)) return bad_input(std::string("bench: --") + name + " is for operators, not for a model");
+  }
+  if (args.text("device", "cpu") == "cuda" && args.has("peers")) {
+    return bad_input("bench: --peers of a model run on the CPU, not beside --device cuda");
   }
   if (args.rest().size() != 1) return bad_input("bench: a model is measured alone, expected one MODEL");
   const double begin = bench::now();
@@ -89,6 +93,7 @@ Status run(const Arguments& args) {
   std::vector<ModelWork> work;
   LINNET_TRY(wanted_work(args, model, &work));
   const bench::Machine machine = bench::this_machine();
+  const std::string device = args.text("device", "cpu") == "cuda" ? cuda::device_name() + "; " : "";
   int64_t threads = machine.cores;
   LINNET_TRY(args.integer("threads", 1, 1024, &threads));
   bench::ModelSettings settings;
@@ -102,9 +107,9 @@ Status run(const Arguments& args) {
   const bench::OtherLoad others;
   const bool json = args.has("json"), markdown = args.has("markdown");
   if (!json) {
-    std::printf("%s, weights %s, attention %s, loaded in %s; %s, %lld threads; %s, commit %s\n\n", model.summary().path.c_str(),
-                model.summary().weights.c_str(), model.summary().attention.c_str(), report::time_text(loading).c_str(),
-                machine.cpu.c_str(), static_cast<long long>(threads), bench::today().c_str(), bench::commit().c_str());
+    std::printf("%s, weights %s, attention %s, loaded in %s; %s%s, %lld threads; %s, commit %s\n\n",
+                model.summary().path.c_str(), model.summary().weights.c_str(), model.summary().attention.c_str(),
+                report::time_text(loading).c_str(), device.c_str(), machine.cpu.c_str(), static_cast<long long>(threads), bench::today().c_str(), bench::commit().c_str());
     std::fflush(stdout);
   }
   Table table({{"work", Align::left, 34},
@@ -133,7 +138,7 @@ Status run(const Arguments& args) {
     LINNET_TRY(measure_model(model, what, settings, &r));
     add(r);
   }
-  if (!args.has("case")) {
+  if (!args.has("case") && device.empty()) {
     std::vector<ModelResult> linear;
     LINNET_TRY(measure_linear(static_cast<int>(threads), settings, &linear));
     for (const ModelResult& r : linear) add(r);
