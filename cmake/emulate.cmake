@@ -1,16 +1,18 @@
 # linnet_emulated_gpu(source...): the emulated GPU for tests (docs/emulate.md): build/emulate/libcuda_emulated.so with the
-# driver's functions, and beside it an image of every *.cu but those for Hopper alone, compiled by the C++ compiler.
-set(LINNET_EMULATED_FLAGS -std=c++20 -O2 -w -fPIC -mavx2 -mfma -ffp-contract=fast -fno-math-errno -fno-strict-aliasing
+# driver's functions, and beside it an image of every *.cu, compiled by the C++ compiler; without Monarch's cluster of blocks and what
+# measures ceilings.
+set(LINNET_EMULATED_FLAGS -std=c++20 -O2 -w -Wno-psabi -fPIC -mavx2 -mfma -ffp-contract=fast -fno-math-errno -fno-strict-aliasing
   -fsanitize=alignment,bounds -fsanitize-undefined-trap-on-error)
 
 function(linnet_emulated_gpu)
-  add_library(linnet_cuda_emulated SHARED ${CMAKE_SOURCE_DIR}/src/emulate/driver.cc ${CMAKE_SOURCE_DIR}/src/emulate/machine.cc)
+  add_library(linnet_cuda_emulated SHARED ${CMAKE_SOURCE_DIR}/src/emulate/driver.cc ${CMAKE_SOURCE_DIR}/src/emulate/machine.cc
+    ${CMAKE_SOURCE_DIR}/src/emulate/hopper.cc)
   target_include_directories(linnet_cuda_emulated PRIVATE ${CMAKE_SOURCE_DIR}/src)
   target_link_libraries(linnet_cuda_emulated PRIVATE linnet_flags ${CMAKE_DL_LIBS})
   set_target_properties(linnet_cuda_emulated PROPERTIES OUTPUT_NAME cuda_emulated LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/emulate)
   set(images "")
   foreach(source ${ARGN})
-    if(source MATCHES "${LINNET_CUDA_HOPPER}")
+    if(source MATCHES "/bench/ceiling_cuda.cu$|/monarch/cuda/cluster.cu$")
       continue()
     endif()
     string(REGEX REPLACE "^${CMAKE_SOURCE_DIR}/(src/(mechanisms/)?|tests/emulate/)(.*)\\.cu$" "\\3" name ${source})

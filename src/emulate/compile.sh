@@ -10,9 +10,9 @@ mkdir -p "$(dirname "$output")"
 kernels=$(grep -v '^#' "$output.raw" | tr '\n' ' ' | grep -o '__global__  *void  *[A-Za-z_0-9]*' | sed 's/.* //' | sort -u)
 {
   sed -e 's/extern __shared__ \(__attribute__((aligned([0-9]*))) \)\{0,1\}\([a-z]*\) \([a-z]*\)\[\];/static \2* const \3 = linnet::emulate::dynamic_shared<\2>();/g' \
-    -e 's/__shared__/static thread_local/g' -e 's/__global__//g' "$output.raw"
-  echo 'namespace linnet::cuda {}'
-  echo 'using namespace linnet::cuda;'
+    -e 's/__shared__ \(alignas([0-9]*)\)/\1 __shared__/g' -e 's/__shared__/static thread_local/g' -e 's/__global__//g' "$output.raw"
+  echo 'namespace linnet::cuda {} namespace linnet::ptx {}'
+  echo 'using namespace linnet::cuda; using namespace linnet::ptx;'
   for kernel in $kernels; do
     echo "extern \"C\" void ${kernel}_emulated(void** parameters) { linnet::emulate::call(&$kernel, parameters); }"
   done

@@ -17,14 +17,24 @@ namespace linnet::emulate {
 namespace {
 
 enum Result { kDone = 0, kInvalid = 1, kNoMemory = 2, kNotFound = 500 };
-// An A100: the oldest GPU that the kernels are for.
+// An A100, the oldest GPU that the kernels are for, or with LINNET_EMULATE_GPU=h200 one of Hopper's.
+bool is_hopper() {
+  static const bool is = [] {
+    const char* text = std::getenv("LINNET_EMULATE_GPU");
+    if (text != nullptr && std::string(text) != "h200" && std::string(text) != "a100") {
+      fail("LINNET_EMULATE_GPU is a100 or h200");
+    }
+    return text != nullptr && std::string(text) == "h200";
+  }();
+  return is;
+}
 constexpr int kComputeMajor = 75, kComputeMinor = 76, kMultiprocessors = 16, kSharedOfBlock = 97;
 constexpr int kSharedUnasked = 48 * 1024;
-// Of a block: that of an A100, or LINNET_EMULATE_SHARED kilobytes (99: GPUs of compute capability 8.6 and 8.9).
+// Of a block: that of the GPU, or LINNET_EMULATE_SHARED kilobytes (99: GPUs of compute capability 8.6 and 8.9).
 int most_shared() {
   static const int bytes = [] {
     const char* text = std::getenv("LINNET_EMULATE_SHARED");
-    return (text == nullptr ? 163 : std::atoi(text)) * 1024;
+    return (text != nullptr ? std::atoi(text) : is_hopper() ? 227 : 163) * 1024;
   }();
   return bytes;
 }
@@ -87,7 +97,7 @@ int cuDeviceGetName(char* name, int length, int) {
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   switch (attribute) {
-    case kComputeMajor: *value = 8; return kDone;
+    case kComputeMajor: *value = is_hopper() ? 9 : 8; return kDone;
     case kComputeMinor: *value = 0; return kDone;
     case kMultiprocessors: *value = 4; return kDone;  // few: so that small cases share out their work
     case kSharedOfBlock: *value = most_shared(); return kDone;
@@ -185,9 +195,27 @@ int cuEventElapsedTime(float* milliseconds, void* from, void* to) {
   *milliseconds = std::chrono::duration<float, std::milli>(*static_cast<Moment*>(to) - *static_cast<Moment*>(from)).count();
   return kDone;
 }
-int cuTensorMapEncodeTiled(void*, int, unsigned, void*, const void*, const void*, const void*, const void*, int, int, int,
-                           int) {
-  return kInvalid;  // Hopper's
+int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* data, const uint64_t* size, const uint64_t* stride,
+                           const uint32_t* box, const uint32_t* element_stride, int interleave, int swizzle, int, int) {
+  constexpr int kFloat16 = 6, kFloat32 = 7, kBfloat16 = 9, kNoSwizzle = 0, kSwizzle128 = 3;
+  if (!is_hopper() || rank < 1 || rank > 5 || reinterpret_cast<uintptr_t>(data) % 16 != 0 || interleave != 0) return kInvalid;
+  if ((type != kFloat16 && type != kBfloat16 && type != kFloat32) || (swizzle != kNoSwizzle && swizzle != kSwizzle128)) {
+    return kInvalid;
+  }
+  TensorBox b = {TensorBox::kMark, type == kFloat32 ? 4u : 2u, data, {}, {}, {}, swizzle == kSwizzle128};
+  for (unsigned d = 0; d < 5; ++d) {
+    b.size[d] = d < rank ? size[d] : 1;
+    b.stride[d] = d == 0 ? b.element : d < rank ? stride[d - 1] : 0;
+    b.box[d] = static_cast<uint16_t>(d < rank ? box[d] : 1);
+    if (b.size[d] == 0 || b.size[d] > uint64_t{1} << 32 || b.box[d] == 0 || b.box[d] > 256) return kInvalid;
+    if (d > 0 && (b.stride[d] % 16 != 0 || b.stride[d] >= uint64_t{1} << 40)) return kInvalid;
+    if (d < rank && element_stride[d] != 1) return kInvalid;
+  }
+  const uint32_t row = b.box[0] * b.element;
+  if (row % 16 != 0 || (b.is_swizzled && row > 128)) return kInvalid;
+  std::memset(map, 0, 128);
+  std::memcpy(map, &b, sizeof b);
+  return kDone;
 }
 int cuGetErrorString(int error, const char** text) {
   *text = error == kInvalid    ? "the emulated GPU does not take this"

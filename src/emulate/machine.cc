@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "emulate/hopper.h"
 #include "emulate/launch.h"
 
 namespace linnet::emulate {
@@ -73,6 +74,7 @@ struct Warp {
 struct Barrier {
   std::vector<Thread*> waiting;
   int threads = 0, yes = 0;
+  int arrived = 0;  // who does not wait
   unsigned turn = 0;
   int said[2] = {};
 };
@@ -169,15 +171,10 @@ int look_at_object(dl_phdr_info* info, size_t, void* data) {
 
 void stop() { linnet_switch_stack(&running->stack, block.stack); }
 
-void wake(Thread* thread) {
-  thread->state = kReady;
-  block.ready.push_back(thread);
-}
-
 void finish_barrier(Barrier& b) {
   b.said[b.turn & 1] = b.yes;
   ++b.turn;
-  b.threads = b.yes = 0;
+  b.threads = b.yes = b.arrived = 0;
   std::sort(b.waiting.begin(), b.waiting.end(), [](const Thread* x, const Thread* y) { return (x < y) != backwards; });
   for (Thread* t : b.waiting) wake(t);
   b.waiting.clear();
@@ -206,6 +203,7 @@ void end_thread() {
   Thread& me = *running;
   const int index = linear(me), lane = index % 32;
   wait_copies(0);
+  end_hopper_thread();
   me.state = kEnded;
   --block.live;
   Warp& warp = block.warps[static_cast<size_t>(index / 32)];
@@ -245,6 +243,7 @@ void run_block(const LaunchOf& launch, Index at) {
   block.pauses = 0;
   block.warps.assign(static_cast<size_t>((threads + 31) / 32), {});
   for (Barrier& b : block.barriers) b = {};
+  begin_hopper_block();
   if (statics.bytes != 0) std::memset(statics.data, 0xff, statics.bytes);
   std::memset(linnet_emulated_shared, 0xff, static_cast<size_t>(launch.shared_bytes) + kDynamicStart + kWatched);
   for (int i = 0; i < threads; ++i) {
@@ -270,8 +269,10 @@ void run_block(const LaunchOf& launch, Index at) {
       const size_t count = block.barriers[i].waiting.size();
       if (count != 0) text += " " + std::to_string(count) + " threads at barrier " + std::to_string(i) + ";";
     }
+    text += hopper_waits();
     fail(text.c_str());
   }
+  end_hopper_block();
   const char* end = linnet_emulated_shared + kDynamicStart + launch.shared_bytes;
   const char* last = end + kWatched;
   if (std::any_of(end, last, [](char c) { return c != static_cast<char>(0xff); })) {
@@ -334,22 +335,43 @@ const Slot* meet(const char* kind, uint32_t mask, const Slot& mine, Together tog
   return slots;
 }
 
+void wake(Thread* thread) {
+  thread->state = kReady;
+  block.ready.push_back(thread);
+}
+void sleep() {
+  block.pauses = 0;
+  running->state = kWaiting;
+  stop();
+}
+bool runs_backwards() { return backwards; }
+
+static bool is_complete(const Barrier& b, int threads) {
+  return static_cast<int>(b.waiting.size()) + b.arrived == (threads == 0 ? block.live : threads);
+}
 static int wait_at(int id, int threads, bool mine) {
   Barrier& b = block.barriers[id];
   Thread& me = *running;
   block.pauses = 0;
-  if (!b.waiting.empty() && b.threads != threads) fail("threads name one barrier with different counts");
+  if ((!b.waiting.empty() || b.arrived != 0) && b.threads != threads) fail("threads name one barrier with different counts");
   b.threads = threads;
   b.yes += mine ? 1 : 0;
   const unsigned turn = b.turn;
   b.waiting.push_back(&me);
-  if (static_cast<int>(b.waiting.size()) == (threads == 0 ? block.live : threads)) finish_barrier(b);
+  if (is_complete(b, threads)) finish_barrier(b);
   if (me.state == kReady && b.turn == turn) me.state = kWaiting;
   stop();
   return b.said[turn & 1];
 }
 bool barrier(int id, int threads, bool mine) { return wait_at(id, threads, mine) != 0; }
 int barrier_count(bool mine) { return wait_at(0, 0, mine); }
+void barrier_arrive(int id, int threads) {
+  Barrier& b = block.barriers[id];
+  if ((!b.waiting.empty() || b.arrived != 0) && b.threads != threads) fail("threads name one barrier with different counts");
+  b.threads = threads;
+  ++b.arrived;
+  if (is_complete(b, threads)) finish_barrier(b);
+}
 
 void pause() {
   if (++block.pauses > 100'000'000) fail("it waits for what never comes");

@@ -61,7 +61,13 @@ __device__ __forceinline__ void group_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(id), "n"(threads) : "memory");
 }
 
-// The same, and whether any of the threads says so.
+// Counts as one of the threads that the barrier waits for, and goes on.
+template <int id, int threads>
+__device__ __forceinline__ void group_arrive() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(id), "n"(threads) : "memory");
+}
+
+// The same as group_sync, and whether any of the threads says so.
 template <int id, int threads>
 __device__ __forceinline__ bool group_any(bool mine) {
   uint32_t any;

@@ -18,6 +18,7 @@
 #define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 // __shared__ is left to compile.sh: what has a size becomes a variable of the thread, so that all of an image lies in one place
 // and can be spoilt before each block; what has none becomes a pointer.
 #define __constant__ static

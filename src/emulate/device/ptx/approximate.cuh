@@ -18,6 +18,11 @@ inline float least(float x, float y) {
   return x < y ? x : y;
 }
 
+inline float greatest(float x, float y) {
+  if (x != x || y != y) return __builtin_nanf("");
+  return x < y ? y : x;
+}
+
 inline float flush(float x) { return x > -0x1p-126f && x < 0x1p-126f ? 0 * x : x; }
 inline float exp2_fast(float x) { return flush(exp2f(flush(x))); }
 inline float log2_fast(float x) { return log2f(flush(x)); }

@@ -33,6 +33,30 @@ void load(uint32_t (&r)[4], uint32_t address) {
   for (int m = 0; m < 4; ++m) r[m] = slots[emulate::lane()].word[m];
 }
 
+// Words 0 to 3: the matrices, 4: the address.
+template <bool transposed>
+void store_all(Slot* slots, uint32_t) {
+  uint16_t x[4][8][8];
+  for (int l = 0; l < 32; ++l) {
+    const int r = l / 4, c = l % 4 * 2;
+    for (int m = 0; m < 4; ++m) {
+      const uint32_t two = slots[l].word[m];
+      (transposed ? x[m][c][r] : x[m][r][c]) = static_cast<uint16_t>(two);
+      (transposed ? x[m][c + 1][r] : x[m][r][c + 1]) = static_cast<uint16_t>(two >> 16);
+    }
+  }
+  for (int i = 0; i < 32; ++i) {
+    if (slots[i].word[4] % 16 != 0) emulate::fail("a row of a matrix at an address that is no multiple of 16");
+    std::memcpy(emulate::shared_pointer(slots[i].word[4], 16), x[i / 8][i % 8], 16);
+  }
+}
+template <bool transposed>
+void store(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  Slot mine = {};
+  mine.word[0] = a, mine.word[1] = b, mine.word[2] = c, mine.word[3] = d, mine.word[4] = address;
+  emulate::meet(transposed ? "stmatrix.trans" : "stmatrix", 0xffffffffu, mine, store_all<transposed>);
+}
+
 inline void transpose_all(Slot* slots, uint32_t) {
   uint16_t x[8][8];
   for (int l = 0; l < 32; ++l) {
@@ -72,6 +96,13 @@ inline void multiply_tf32(Slot* slots, uint32_t) {
 }  // namespace emulated
 
 inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) { emulated::load<true>(r, address); }
+
+inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  emulated::store<false>(address, a, b, c, d);
+}
+inline void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  emulated::store<true>(address, a, b, c, d);
+}
 
 inline uint32_t transpose_matrix(uint32_t a) {
   emulate::Slot mine = {};

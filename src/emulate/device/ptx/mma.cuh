@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/half.h"
+#include "ptx/fragment.cuh"
 #include "ptx/matrix.cuh"
 
 namespace linnet::ptx {
@@ -55,10 +56,12 @@ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   for (int i = 0; i < 4; ++i) d[i] = got.number[6 + i];
 }
 
+inline uint32_t load_shared_4(uint32_t address) { return *static_cast<const uint32_t*>(emulate::shared_pointer(address, 4)); }
 inline uint4 load_shared_16(uint32_t address) { return *static_cast<const uint4*>(emulate::shared_pointer(address, 16)); }
 inline void store_shared_16(uint32_t address, const uint4& x) {
   *static_cast<uint4*>(emulate::shared_pointer(address, 16)) = x;
 }
+inline void fill_shared_16(uint32_t address, uint32_t x) { store_shared_16(address, {x, x, x, x}); }
 inline void store_shared_2(uint32_t address, uint16_t x) { *static_cast<uint16_t*>(emulate::shared_pointer(address, 2)) = x; }
 
 }  // namespace linnet::ptx

@@ -221,7 +221,7 @@ struct Head {
   __device__ static void run(const MonarchProblem& g) {
     extern __shared__ __align__(16) char memory[];
     const int warp = threadIdx.x / 32;
-    char* const aligned = memory + (128 - shared_address(memory) % 128) % 128;  // places move by XOR inside of 128 bytes
+    char* const aligned = memory + (256 - shared_address(memory) % 256) % 256;  // places move by XOR inside of 256 bytes
     const uint32_t start = shared_address(aligned);
     const Head head = {g,
                        start,
