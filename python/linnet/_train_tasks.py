@@ -330,9 +330,14 @@ class Task:
     def _make(self, split, options, examples, label):
         kind = self.kind
         if self.name == "forecast":
-            made = tasks.make(self.name, **options, split=split, cut=True, **({} if options.get("path") else {"seed": self.seed}))
-            # Channels are series of their own that share the model: [windows, L, C] -> [windows C, L].
-            inputs, targets = (x.transpose(1, 2).flatten(0, 1).float() for x in (made.inputs, made.targets))
+            made = tasks.make(self.name, **options, split=split, **({} if options.get("path") else {"seed": self.seed}))
+            part = ("train", "valid", "test").index(split)
+            begin, end = made.parts[part].tolist()
+            past, rows = (int(options.get(key, 96)) for key in ("lookback", "horizon"))
+            # Channels are series of their own that share the model: [windows, C, past + rows] -> [windows C, past + rows].
+            cut = made.scaled[begin:end].float()
+            cut = cut.unfold(0, past + rows, 1).flatten(0, 1) if made.windows[part] > 0 else cut.new_zeros(0, past + rows)
+            inputs, targets = cut[:, :past], cut[:, past:]
             return Part(label, *self._some(split, examples, inputs, targets))
         if self.name in DRAWS:
             chance = torch.Generator().manual_seed(3 * self.seed + ("train", "valid", "test").index(split))
