@@ -56,7 +56,11 @@ def cell(comparison, request, seeds):
     if not good:
         return {"rate": None, "runs": [], "values": [], "own": False, "diverged": any(each[0] is not None for each in tried.values())}
     falls = next(iter(good.values()))[0]["score"] != "accuracy"
-    rate = min(good, key=lambda each: good[each][0]["best"] * (1 if falls else -1))
+
+    def score(result):  # the validation's; of a run that a deadline ended before its first one, the test's
+        return value_of(result) if result["best"] is None else result["best"]
+
+    rate = min(good, key=lambda each: score(good[each][0]) * (1 if falls else -1))
     chosen = len(comparison.rates) > 1  # the seed that chose the rate is not counted: its score leans upwards
     more = [request(rate, seed) for seed in (range(1, seeds + 1) if chosen else range(1, seeds))]
     runs = list(zip((yield more), more))
