@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ._files import read_checkpoint, write_tensors
 from ._ops import FUNCTIONS
-from ._records import LAYERS
+from ._records import LAYERS, products
 from ._state import State, call
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -91,7 +91,8 @@ class MLP(nn.Module):
 
     def forward(self, x):
         if self.kind == "glu":
-            y = FUNCTIONS["glu"](gate=self.gate_proj(x), up=self.up_proj(x), act=self.act)
+            gate, up = products(x, (self.gate_proj.weight, self.gate_proj.bias), (self.up_proj.weight, self.up_proj.bias))
+            y = FUNCTIONS["glu"](gate=gate, up=up, act=self.act)
         else:
             y = FUNCTIONS["activation"](x=self.up_proj(x), act=self.act)
         return self.down_proj(y)

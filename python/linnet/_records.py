@@ -11,9 +11,10 @@ import json
 import math
 
 import torch
+import torch.nn.functional as F
 
 from ._library import DECLARATIONS, LIBRARY
-from ._ops import on_demand
+from ._ops import autocast, on_demand
 
 
 class _Option(ctypes.Structure):
@@ -159,6 +160,19 @@ class _Writer:
             return f"numbers(x, {reference['table']})"
         return f"x.new_full(({_sizes(reference['shape'])},), {reference['constant']})"
 
+    def products(self, step):
+        """The dense steps that read what this one reads, together: the first of them writes the line, the others are in it."""
+        group = [each for each in self.record["steps"] if each.get("op") == "dense" and each["inputs"]["x"] == step["inputs"]["x"]]
+        if len(group) == 1:
+            return f"{_identifier(step['name'])} = {self.op(step)}"
+        if step is not group[0]:
+            return None
+        parts = []
+        for each in group:
+            weight, *bias = (self.code(value) for key, value in each["inputs"].items() if key != "x")
+            parts.append(f"({weight}, {bias[0]})" if bias else weight)
+        return f"{', '.join(_identifier(each['name']) for each in group)} = products({self.code(step['inputs']['x'])}, {', '.join(parts)})"
+
     def op(self, step):
         name, inputs = step["op"], {key: self.code(value) for key, value in step["inputs"].items()}
         if name == "dense":
@@ -220,7 +234,11 @@ class _Writer:
         return f"torch.stack([{parts}], -1).flatten(-2)" if step["interleaved"] else f"torch.cat([{parts}], -1)"
 
     def text(self):
-        lines = [f"{_identifier(step['name'])} = {getattr(self, step['kind'])(step)}" for step in self.record["steps"]]
+        lines = []
+        for step in self.record["steps"]:
+            dense = step.get("op") == "dense"
+            lines.append(self.products(step) if dense else f"{_identifier(step['name'])} = {getattr(self, step['kind'])(step)}")
+        lines = [line for line in lines if line]
         lines.append(f"return {self.code(self.record['output'])}")
         if self.remembers:
             heading = ["def steps(self, x, run):"]
@@ -241,6 +259,40 @@ def source(record):
 def source_with_state(record):
     """The same steps with a state or with packed sequences."""
     return _Writer(record, remembers=True).text()
+
+
+class _Products(torch.autograd.Function):
+    """x W^T + b for several W and b. The gradient of x is summed by the matrix products themselves, where autograd would add tensors of its size."""
+
+    @staticmethod
+    def forward(ctx, x, *parts):  # weight, bias, weight, bias, ...
+        ctx.save_for_backward(x, *parts[::2])
+        ctx.set_materialize_grads(False)
+        return tuple(F.linear(x, weight, bias) for weight, bias in zip(parts[::2], parts[1::2]))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        x, *weights = ctx.saved_tensors
+        flat, dx, dparts = x.reshape(-1, x.shape[-1]), None, []
+        for i, (dy, weight) in enumerate(zip(gradients, weights)):
+            of_weight, of_bias = ctx.needs_input_grad[2 * i + 1], ctx.needs_input_grad[2 * i + 2]
+            rows = None if dy is None else dy.reshape(-1, dy.shape[-1])
+            dparts += [rows.T @ flat if of_weight and rows is not None else None, rows.sum(0) if of_bias and rows is not None else None]
+            if rows is not None and ctx.needs_input_grad[0]:
+                dx = rows @ weight if dx is None else dx.addmm_(rows, weight)
+        return None if dx is None else dx.reshape(x.shape), *dparts
+
+
+def products(x, *parts):
+    """F.linear of x with several weights, or pairs of a weight and a bias."""
+    pairs = [part if isinstance(part, tuple) else (part, None) for part in parts]
+    together = torch.is_grad_enabled() and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    if not together or not any(each.requires_grad for each in (x, *(weight for weight, _ in pairs))):
+        return tuple(F.linear(x, weight, bias) for weight, bias in pairs)
+    given = [x, *(each for pair in pairs for each in pair)]
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        given = autocast(*given)
+    return _Products.apply(*given)
 
 
 def numbers(x, values):

@@ -19,7 +19,7 @@ from torch import nn
 
 import linnet
 
-from ._records import LAYERS, initialise, numbers, option_value, positions, record, source, source_with_state, wide
+from ._records import LAYERS, initialise, numbers, option_value, positions, products, record, source, source_with_state, wide
 from ._state import Run, State, call, trees
 
 __all__ = ["MLP", "Block", "DecayGate", "Layer", "Model", "Norm", "State", "from_fla", "trees", *(layer["module"] for layer in LAYERS.values())]
@@ -29,7 +29,7 @@ def _compiled(name, text, others=None):
     """The function of this text; inspect.getsource and tracebacks find it. `others`: what it finds in place of the usual names."""
     place = f"<linnet.nn.{name} {hash(text):x}>"
     linecache.cache[place] = (len(text), None, text.splitlines(True), place)
-    space = {"F": F, "linnet": linnet, "numbers": numbers, "positions": positions, "torch": torch, "wide": wide}
+    space = {"F": F, "linnet": linnet, "numbers": numbers, "positions": positions, "products": products, "torch": torch, "wide": wide}
     space.update(others or {})
     exec(compile(text, place, "exec"), space)
     return space["steps" if text.startswith("def steps") else "forward"]

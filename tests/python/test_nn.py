@@ -11,7 +11,7 @@ import torch
 
 import linnet.nn
 from linnet import check
-from linnet._records import LAYERS
+from linnet._records import LAYERS, products
 
 VECTORS = pathlib.Path(__file__).parents[1] / "vectors"
 SMALL = {"hidden": 16, "heads": 2}
@@ -115,3 +115,23 @@ def test_base_conv_is_zoologys():
 def test_metalas_decays_start_as_far_apart_as_asked():
     assert linnet.nn.MetaLA(hidden=64, decay_init=0.5).a_proj.weight.std().item() == pytest.approx(0.5, rel=0.1)
     assert linnet.nn.MetaLA(hidden=64).a_proj.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_products_have_the_gradients_of_each(autocast):
+    """Several dense steps in one call: the numbers and gradients of F.linear, also with biases, a frozen weight and a result that nobody reads."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    weights = [torch.randn(width, 8, requires_grad=width != 3) for width in (4, 3, 6, 2)]
+    bias, seen = torch.randn(6, requires_grad=True), {}
+    for name in ("together", "each"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            if name == "together":
+                out = products(x, weights[0], weights[1], (weights[2], bias), weights[3])
+            else:
+                out = [torch.nn.functional.linear(x, weight, bias if weight is weights[2] else None) for weight in weights]
+        loss = sum((i + 1) * y.float().square().sum() for i, y in enumerate(out[:3]))
+        seen[name] = [*out, *torch.autograd.grad(loss, [x, weights[0], weights[2], bias])]
+    for got, want in zip(*seen.values()):
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, rtol=2e-2 if autocast else 1e-5, atol=0.5 if autocast else 1e-5)
