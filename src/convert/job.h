@@ -110,6 +110,7 @@ class Job {
   double own_cost(size_t i) const;                                 // of the layer as it is: share of attention to all keys
   double layer_cost(const ConvertedLayer& layer, size_t i) const;  // share of the layer's cost as it is
   double reference_error(size_t i) const;
+  ConvertedLayer reference_layer(size_t i) const;
 
   std::vector<ConvertedLayer> plain_layers() const;
   // What one layer's replacement alone does.
@@ -141,9 +142,10 @@ class Job {
   Status refine(std::vector<std::vector<LayerOption>>& all, std::vector<size_t>& chosen);
   // The plan made again with growing weight on repeated passages, until what the teacher finds far back is found.
   Status keep_recall();
-  // The teacher on repeated passages, and whether it finds what it needs for them; then what a plan makes of them.
-  Status recall_of_teacher(Traced& teacher, bool& finds);
-  Status recall_of(const std::vector<ConvertedLayer>& list, const Traced& teacher, double& kl, double& loss) const;
+  // The teacher on repeated passages, and whether it finds what it needs for them; what each layer's reference window alone
+  // does to them, which scales its errors there; what a plan makes of them.
+  Status recall_damage();
+  Status recall_of(const std::vector<ConvertedLayer>& list, double& kl, double& loss) const;
   // Which layers stay, where a number of them was given, by measuring.
   Status choose_kept(const std::vector<std::vector<LayerOption>>& all);
   Status read_plan(const std::string& path);
@@ -153,7 +155,8 @@ class Job {
   Status initial_values(const std::vector<ConvertedLayer>& layers, NewTensors& tensors) const;
   void fill(const std::string& name, const ConvertedLayer& layer, const std::vector<int64_t>& shape, std::vector<float>& values,
             const std::string& full) const;
-  // Stages 7 and 8 are Python.
+  // Stages 7 and 8 are Python; whether there is anything to train.
+  bool needs_fit() const;
   Status fit();
   // Stage 10: the folder in the making.
   Status write();
@@ -195,8 +198,9 @@ class Job {
   std::map<std::string, std::string> sources_;
   std::vector<Sample> calibration_, plan_, recall_, evaluation_;
   std::vector<LayerErrors> errors_;
-  Traced traced_;
-  std::vector<double> alone_, scale_;
+  Traced traced_, recalled_;  // of the teacher: on the plan's text, on repeated passages
+  bool finds_ = false;        // whether it finds them
+  std::vector<double> alone_, scale_, recall_scale_;
   std::vector<bool> stays_;                                                  // empty: not chosen by measuring
   std::map<std::pair<int64_t, size_t>, std::vector<float>> teacher_states_;  // of blocks that are scored several times
   std::vector<std::string> raw_;

@@ -18,7 +18,7 @@ struct LayerOption {
   ConvertedLayer layer;
   double cost = 0;    // share of this layer's softmax cost
   double error = 0;   // of the attention's output, in the layer's own units
-  double recall = 0;  // what repeated passages have in it
+  double recall = 0;  // what repeated passages have in the damage, nats
   double damage = 0;  // to the whole model
 };
 

@@ -47,6 +47,13 @@ Status Job::alone(const ConvertedLayer& layer, double& kl) {
   return distance(*parts_, traced_.last, found, false, kl);
 }
 
+ConvertedLayer Job::reference_layer(size_t i) const {
+  ConvertedLayer layer;
+  layer.index = static_cast<int64_t>(i), layer.mechanism = "window", layer.window = windows_[reference(i)],
+  layer.sinks = o_.sinks;
+  return layer;
+}
+
 Status Job::joint(const std::vector<ConvertedLayer>& list, double& kl) {
   size_t first = 0;
   while (first + 1 < list.size() && list[first].mechanism == "softmax") ++first;
@@ -90,10 +97,7 @@ Status Job::damage() {
     double kl = 0;
     if (parts_->converts(static_cast<int64_t>(i)) && reference_error(i) > 0) {
       LINNET_TRY(traced());
-      ConvertedLayer layer;
-      layer.index = static_cast<int64_t>(i), layer.mechanism = "window", layer.window = windows_[reference(i)],
-      layer.sinks = o_.sinks;
-      LINNET_TRY(alone(layer, kl));
+      LINNET_TRY(alone(reference_layer(i), kl));
     }
     alone_.push_back(std::max(kl, 0.0));
     LINNET_TRY(write_list("damage.json", alone_));
@@ -150,21 +154,25 @@ std::vector<std::vector<LayerOption>> Job::options(double recall) const {
       all.push_back(std::move(list));
       continue;
     }
-    const auto add = [&](ConvertedLayer layer, double cost, double error) {
+    const double scale = scale_[static_cast<size_t>(i)], far = recall > 0 ? recall * recall_scale_[static_cast<size_t>(i)] : 0;
+    const auto add = [&](ConvertedLayer layer, double cost, double error, double passages = 0) {
       layer.index = i;
       LayerOption option;
-      option.layer = std::move(layer), option.cost = cost, option.error = error;
-      option.damage = error * scale_[static_cast<size_t>(i)];
+      option.layer = std::move(layer), option.cost = cost, option.error = error, option.recall = far * passages;
+      option.damage = error * scale + option.recall;
       list.push_back(std::move(option));
     };
     if (any || contains(o_.mechanisms, "window")) {
       // Those that are cheaper than what the layer has, and for single heads that itself.
       const size_t count = usable(static_cast<size_t>(i));
       std::vector<int64_t> widths_of(windows_.begin(), windows_.begin() + static_cast<ptrdiff_t>(count));
+      // Of text and passages together, in nats; without a scale in the layer's own units, which order its windows as well.
       std::vector<std::vector<double>> error;
+      const double unit = scale > 0 || far > 0 ? scale : 1;
       for (size_t h = 0; h < e.window.size(); ++h) {
-        error.emplace_back(e.window[h].begin(), e.window[h].begin() + static_cast<ptrdiff_t>(count));
-        for (size_t w = 0; w < count && h < e.recall.size(); ++w) error[h][w] += recall * e.recall[h][w];
+        error.emplace_back();
+        for (size_t w = 0; w < count; ++w)
+          error[h].push_back(unit * e.window[h][w] + (h < e.recall.size() ? far * e.recall[h][w] : 0));
       }
       // One window for each head of keys, or none; in encoders single heads may be Monarch instead.
       std::vector<size_t> monarchs;
@@ -174,7 +182,7 @@ std::vector<std::vector<LayerOption>> Job::options(double recall) const {
         for (size_t o = 0; o < whole_.size() && !causal && parts_->replaces(i); ++o) {
           if (whole_[o].mechanism != "monarch") continue;
           monarchs.push_back(o);
-          for (size_t h = 0; h < error.size(); ++h) error[h].push_back(e.single[h][o]);
+          for (size_t h = 0; h < error.size(); ++h) error[h].push_back(unit * e.single[h][o]);
         }
       } else {
         for (size_t h = 1; h < error.size(); ++h) {
@@ -202,11 +210,13 @@ std::vector<std::vector<LayerOption>> Job::options(double recall) const {
         }
         if (full || (same && layer.blocks[0] > 0)) continue;  // Monarch in all heads is an option below
         simplify(layer, 0);
-        add(std::move(layer), point.cost, point.error);
-        for (size_t h = 0; h < e.recall.size() && recall > 0; ++h) {
+        double text = 0, passages = 0;
+        for (size_t h = 0; h < e.window.size(); ++h) {
           const size_t w = point.window[point.window.size() > 1 ? h : 0];
-          if (w < count) list.back().recall += recall * e.recall[h][w];
+          text += w < count ? e.window[h][w] : w >= widths_of.size() ? e.single[h][monarchs[w - widths_of.size()]] : 0;
+          passages += w < count && h < e.recall.size() ? e.recall[h][w] : 0;
         }
+        add(std::move(layer), point.cost, text, passages);
       }
     }
     for (size_t o = 0; o < whole_.size() && parts_->replaces(i); ++o) {
@@ -274,9 +284,7 @@ void Job::take(const std::vector<std::vector<LayerOption>>& all, const std::vect
   r_.cost = r_.predicted = 0;
   for (size_t i = 0; i < all.size(); ++i) {
     const LayerOption& o = all[i][chosen[i]];
-    // Weighed recall counts for the choice; what is told is the damage to the text.
-    double damage = o.damage;
-    if (o.recall > 0) damage *= std::max(0.0, 1 - o.recall / o.error);
+    const double damage = std::max(0.0, o.damage - o.recall);  // what is told is the damage to the text
     r_.layers.push_back({o.layer, o.cost, damage, alone_.empty() ? 0 : alone_[i]});
     r_.cost += o.cost * weights_[i];
     r_.predicted += damage;
@@ -300,7 +308,9 @@ Status Job::plan() {
     for (const ConvertedLayer& layer : plain_layers()) r_.layers.push_back({layer});
     r_.cost = 1;
   } else {
-    std::vector<std::vector<LayerOption>> all = options(recall_.empty() || o_.keep_count < 0 ? 0 : 1);
+    const bool counted = o_.keep_count >= 0 && parts_->causal();
+    if (!recall_.empty()) LINNET_TRY(recall_damage());
+    std::vector<std::vector<LayerOption>> all = options(counted && finds_ ? 1 : 0);
     std::vector<size_t> chosen;
     const Status status = pick(all, chosen);
     no_plan_ = !status.ok();
@@ -311,10 +321,9 @@ Status Job::plan() {
     const bool untrained = std::any_of(all.begin(), all.end(), [&](const std::vector<LayerOption>& list) {
       return std::any_of(list.begin(), list.end(), trained);
     });
-    const bool counted = o_.keep_count >= 0 && parts_->causal();
     if (!o_.dry_run && !untrained && counted) LINNET_TRY(choose_kept(all));
     if (!o_.dry_run && !untrained && !counted) LINNET_TRY(refine(all, chosen));
-    if (!untrained && !recall_.empty() && !counted) LINNET_TRY(keep_recall());
+    if (!untrained && finds_ && !counted) LINNET_TRY(keep_recall());
   }
   JsonWriter w(1);
   w.begin_object().member("format", 1).member("model", fs::path(o_.model).filename().string()).member("family", r_.family);
@@ -329,6 +338,7 @@ Status Job::plan() {
     w.member("loss", each.loss).end_object();
   }
   w.end_array();
+  if (!parts_->causal() && !plan_.empty()) w.member("sequence", plan_.front().tokens.size());
   w.member("tokens", "tokens.safetensors").member("initial", "initial.safetensors").key("layers").begin_array();
   for (const PlannedLayer& p : r_.layers) {
     JsonWriter one;
@@ -611,6 +621,7 @@ Status Job::refine(std::vector<std::vector<LayerOption>>& all, std::vector<size_
   r_.measured = best;
   std::vector<double> again;
   for (int64_t round = 0; round < o_.rounds; ++round) {
+    const std::vector<double> scale = scale_;
     const std::string file = "damage_" + std::to_string(round + 1) + ".json";
     LINNET_TRY(read_list(file.c_str(), again));
     while (again.size() < all.size()) {
@@ -625,7 +636,9 @@ Status Job::refine(std::vector<std::vector<LayerOption>>& all, std::vector<size_
     for (size_t i = 0; i < all.size(); ++i) {
       const LayerOption& o = all[i][chosen[i]];
       if (o.layer.mechanism == "softmax" || !(o.error > 0)) continue;
-      scale_[i] = std::sqrt(std::max(scale_[i], 1e-30) * std::max(again[i] / o.error, 1e-30));  // both points count
+      // Both points count. A window as long as the text of the plan does nothing to it, which says nothing of smaller ones.
+      const double measured = std::clamp(again[i] / o.error, scale_[i] / 4, scale_[i] * 4);
+      scale_[i] = std::sqrt(scale_[i] * measured);
       for (LayerOption& each : all[i]) each.damage = each.error * scale_[i];
     }
     std::vector<size_t> next;
@@ -639,7 +652,7 @@ Status Job::refine(std::vector<std::vector<LayerOption>>& all, std::vector<size_
     double kl = 0;
     LINNET_TRY(joint(planned(), kl));
     if (kl >= best) {
-      r_ = before;
+      r_ = before, scale_ = scale;
       break;
     }
     best = r_.measured = kl;

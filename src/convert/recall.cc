@@ -24,34 +24,49 @@ Status row_loss(const LayeredModel& model, const std::vector<int32_t>& tokens, c
 
 }  // namespace
 
-Status Job::recall_of_teacher(Traced& teacher, bool& finds) {
+Status Job::recall_damage() {
   const Sample& sample = recall_.front();
   const int64_t T = static_cast<int64_t>(sample.tokens.size()), from = sample.from;
-  LINNET_TRY(trace(*parts_, recall_, true, told_, teacher));
-  LINNET_TRY(row_loss(*parts_, sample.tokens, teacher.last[0], from, T, r_.recall_teacher));
-  LINNET_TRY(row_loss(*parts_, sample.tokens, teacher.last[0], std::max<int64_t>(0, from - 512), from, r_.recall_plain));
-  finds = r_.recall_teacher < 0.7 * r_.recall_plain;
+  LINNET_TRY(trace(*parts_, recall_, true, told_, recalled_));
+  LINNET_TRY(row_loss(*parts_, sample.tokens, recalled_.last[0], from, T, r_.recall_teacher));
+  LINNET_TRY(row_loss(*parts_, sample.tokens, recalled_.last[0], std::max<int64_t>(0, from - 512), from, r_.recall_plain));
+  finds_ = r_.recall_teacher < 0.7 * r_.recall_plain;
+  if (!finds_) return {};  // nothing to keep
+  const size_t layers = static_cast<size_t>(parts_->layers());
+  std::vector<double> found;
+  LINNET_TRY(read_list("recall_alone.json", found));
+  recall_scale_.assign(layers, 0);
+  for (size_t i = 0; i < layers; ++i) {
+    double error = 0, loss = 0;
+    for (const std::vector<double>& head : errors_[i].recall) error += usable(i) > 0 ? head[reference(i)] : 0;
+    if (found.size() == i) {
+      tell("damage to repeated passages", static_cast<int64_t>(i), static_cast<int64_t>(layers));
+      found.push_back(0);
+      std::vector<ConvertedLayer> list = plain_layers();
+      list[i] = reference_layer(i);
+      if (parts_->converts(static_cast<int64_t>(i)) && error > 0) LINNET_TRY(recall_of(list, found[i], loss));
+      LINNET_TRY(write_list("recall_alone.json", found));
+    }
+    if (error > 0) recall_scale_[i] = std::max(found[i], 0.0) / error;
+  }
   return {};
 }
 
-Status Job::recall_of(const std::vector<ConvertedLayer>& list, const Traced& teacher, double& kl, double& loss) const {
+Status Job::recall_of(const std::vector<ConvertedLayer>& list, double& kl, double& loss) const {
   const Sample& sample = recall_.front();
   size_t first = 0;
   while (first + 1 < list.size() && list[first].mechanism == "softmax") ++first;
   std::vector<float> last;
-  LINNET_TRY(run_from(*parts_, list, first, teacher.inputs[first][0], nullptr, last));
-  LINNET_TRY(distance(*parts_, teacher.last, {last}, false, kl, sample.from));
+  LINNET_TRY(run_from(*parts_, list, first, recalled_.inputs[first][0], nullptr, last));
+  LINNET_TRY(distance(*parts_, recalled_.last, {last}, false, kl, sample.from));
   return row_loss(*parts_, sample.tokens, last, sample.from, static_cast<int64_t>(sample.tokens.size()), loss);
 }
 
 // Losses of texts hardly ask for keys far away; finding one sentence does. Heads that fetch a repeated passage from far back
-// are weighed more and more until the plan finds what the teacher finds.
+// are weighed more and more until the plan finds what the teacher finds. Layers fetch one after another, and what single ones
+// lose adds up to more than its sum: so weights below 1 are tried, too, and of all plans the measured best stays.
 Status Job::keep_recall() {
-  constexpr double kWeights[] = {0, 0.25, 1, 4, 16};
-  Traced teacher;
-  bool finds = false;
-  LINNET_TRY(recall_of_teacher(teacher, finds));
-  if (!finds) return {};  // nothing to keep
+  constexpr double kWeights[] = {0, 1.0 / 64, 1.0 / 16, 0.25, 1, 4, 16};
   LINNET_TRY(traced());
   std::vector<double> found;  // kl, recall_kl and loss of each try
   LINNET_TRY(read_list("recall.json", found));
@@ -69,7 +84,7 @@ Status Job::keep_recall() {
     if (found.size() < 3 * (n + 1)) {
       double kl = r_.measured, far = 0, loss = 0;
       if (weight > 0 || kl < 0) LINNET_TRY(joint(planned(), kl));
-      LINNET_TRY(recall_of(planned(), teacher, far, loss));
+      LINNET_TRY(recall_of(planned(), far, loss));
       found.resize(3 * n);
       found.insert(found.end(), {kl, far, loss});
       LINNET_TRY(write_list("recall.json", found));
@@ -99,9 +114,6 @@ Status Job::keep_recall() {
 // while that helps.
 Status Job::choose_kept(const std::vector<std::vector<LayerOption>>& all) {
   LINNET_TRY(traced());
-  Traced teacher;
-  bool finds = false;
-  if (!recall_.empty()) LINNET_TRY(recall_of_teacher(teacher, finds));
   std::vector<double> known;  // text and passages of each trial, in order
   LINNET_TRY(read_list("kept.json", known));
   size_t trials = 0;
@@ -113,7 +125,7 @@ Status Job::choose_kept(const std::vector<std::vector<LayerOption>>& all) {
       tell("layers that stay", static_cast<int64_t>(trials), static_cast<int64_t>(4 * candidates));
       known.resize(2 * trials + 2);
       LINNET_TRY(joint(list, known[2 * trials]));
-      if (finds) LINNET_TRY(recall_of(list, teacher, known[2 * trials + 1], loss));
+      if (finds_) LINNET_TRY(recall_of(list, known[2 * trials + 1], loss));
       LINNET_TRY(write_list("kept.json", known));
     }
     kl = known[2 * trials], far = known[2 * trials + 1];
@@ -176,10 +188,10 @@ Status Job::choose_kept(const std::vector<std::vector<LayerOption>>& all) {
   LINNET_TRY(pick(all, chosen));
   take(all, chosen);
   LINNET_TRY(joint(planned(), r_.measured));
-  if (!finds) return {};
+  if (!finds_) return {};
   RecallTry& found = r_.recall.emplace_back();
   found.weight = 1, found.kl = r_.measured;
-  return recall_of(planned(), teacher, found.recall_kl, found.loss);
+  return recall_of(planned(), found.recall_kl, found.loss);
 }
 
 }  // namespace linnet::convert
