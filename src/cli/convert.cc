@@ -3,9 +3,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 
 #include "cli/command.h"
@@ -37,6 +39,17 @@ Status integers(const char* name, const std::string& text, std::vector<int64_t>&
     out.push_back(x);
   }
   return {};
+}
+
+// What goes to the fit as it was given.
+constexpr const char* kFit[] = {"tokens", "error-tokens", "device",          "dtype",           "seq",
+                                "batch",  "finetune",     "finetune-tokens", "mixer-rate",      "other-rate",
+                                "long",   "warmup",       "fit-seconds",     "finetune-seconds"};
+
+// 5000, 300k, 20M; what is none is refused by the fit.
+double tokens_of(const std::string& text) {
+  const char last = text.empty() ? '0' : text.back();
+  return std::atof(text.c_str()) * (last == 'k' ? 1e3 : last == 'M' ? 1e6 : last == 'G' ? 1e9 : 1);
 }
 
 Status read(const Arguments& args, convert::ConvertOptions& o) {
@@ -79,9 +92,13 @@ Status read(const Arguments& args, convert::ConvertOptions& o) {
   o.keep_work = args.has("keep-work");
   o.baseline = args.has("baseline");
   o.speed = o.recall = !args.has("quick");
-  for (const char* name : {"tokens", "device", "finetune", "finetune-tokens"}) {
+  for (const char* name : kFit) {
     if (args.has(name)) o.fit.insert(o.fit.end(), {std::string("--") + name, args.text(name)});
   }
+  const double layerwise =
+      std::max(args.has("tokens") ? tokens_of(args.text("tokens")) : 1e6, tokens_of(args.text("error-tokens")));
+  const double wanted = layerwise + tokens_of(args.text("finetune-tokens"));
+  o.fit_tokens = std::clamp<int64_t>(static_cast<int64_t>(std::min(wanted, 1e12)), 4096, int64_t{200} << 20);
   return {};
 }
 
@@ -174,7 +191,7 @@ const Command& convert_command() {
            {"eval-text", "FILE", "another text to evaluate on"},
            {"budget", "X", "share of the softmax attention's cost that may remain, above 0 to 1 (default 0.25)"},
            {"length", "N", "tokens at which cost is counted (default: the context, at most 8192)"},
-           {"zero-shot", "", "no training: only what needs no new parameters"},
+           {"zero-shot", "", "no training, and no mechanism that needs it"},
            {"mechanisms", "A,B",
             "candidates: softmax, window, monarch, hierarchical; with a fit: gdn, gla, hybrid, hybrid-exact, distill, "
             "hedgehog, t2r"},
@@ -195,10 +212,20 @@ const Command& convert_command() {
             "Liger's and Hedgehog's forms, untrained"},
            {"recall-lengths", "N,M", "tokens at which recall is evaluated (default 512,2048)"},
            {"quick", "", "leave out recall and rates"},
-           {"tokens", "N", "of the fit"},
-           {"device", "NAME", "of the fit: cpu or cuda"},
-           {"finetune", "KIND", "behind the fit: none, kl"},
+           {"tokens", "N", "of the layerwise fit: 5000, 300k, 20M (default 1M)"},
+           {"error-tokens", "N", "of its second pass, on what the converted layers give (default 0)"},
+           {"finetune", "KIND", "end to end behind the fit: none, kl, ce, lora (default none)"},
            {"finetune-tokens", "N", "of that"},
+           {"device", "NAME", "of the fit: cpu or cuda (default: cuda where there is one)"},
+           {"dtype", "NAME", "of the fit's products on a GPU: f32 or bf16"},
+           {"seq", "N", "tokens of a sequence of the fit (default 512)"},
+           {"batch", "N", "sequences of a step of the fit (default 8)"},
+           {"long", "N", "end to end: tokens of the sequences of every fourth step"},
+           {"mixer-rate", "X", "end to end: learning rate of gates (default 1e-4)"},
+           {"other-rate", "X", "end to end: of the model's own weights (default 1e-5)"},
+           {"warmup", "X", "end to end: share in which the rates rise (default 0)"},
+           {"fit-seconds", "S", "the layerwise fit takes no longer"},
+           {"finetune-seconds", "S", "nor does the end-to-end stage"},
            {"keep-work", "", "keep DIR.work"},
            {"seed", "N", "of random choices (default 0)"},
            {"threads", "N", "default: one per core"},

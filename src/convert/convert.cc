@@ -32,7 +32,7 @@ Status Job::run() {
     return {};
   }
   LINNET_TRY(stage("initial values", [&] { return initial(); }));
-  if (!o_.zero_shot) LINNET_TRY(stage("fit", [&] { return fit(); }));
+  if (needs_fit()) LINNET_TRY(stage("fit", [&] { return fit(); }));
   LINNET_TRY(stage("write", [&] { return write(); }));
   LINNET_TRY(stage("evaluate", [&] { return evaluate(); }));
   return finish();

@@ -26,7 +26,7 @@ struct ConvertOptions {
   std::vector<int64_t> keep;            // layers that stay
   int64_t keep_count = -1;              // so many layers stay, those that replacing harms most; -1: as many as the budget says
   int64_t cache = 0;                    // tokens' worth of cache that a converted layer may hold; 0: any
-  int64_t calibration_tokens = 4096, plan_tokens = 2048, eval_tokens = 16384, fit_tokens = 20'000'000;
+  int64_t calibration_tokens = 4096, plan_tokens = 2048, eval_tokens = 16384, fit_tokens = 1'000'000;
   int64_t rounds = 1;        // of refinement
   double keep_recall = 0.1;  // nats that the loss of a passage repeated from far back may rise; < 0: not looked at
   bool zero_shot = false, dry_run = false, keep_work = false, baseline = false, speed = true, recall = true;
@@ -70,7 +70,8 @@ Status convert_model(const ConvertOptions& options, const Told& told, ConvertRes
 struct TextParts {
   std::string calibration, plan, fit, evaluation;
 };
-Status split_text(const std::string& text, bool with_evaluation, bool with_fit, TextParts& out);
+// Beside a fit, which gets the rest, no part has more than `most` bytes.
+Status split_text(const std::string& text, bool with_evaluation, bool with_fit, TextParts& out, size_t most = SIZE_MAX);
 // Sequences of `length` tokens, at most `tokens` in all; encoders get their special tokens around each.
 std::vector<Sample> samples_of(const Model& model, const std::string& text, int64_t length, int64_t tokens);
 // The text with some of its passages once more at the end: what continues them stands far back. `from` is where they begin.

@@ -394,6 +394,25 @@ TEST(Convert, ATrainedMechanismThroughAFit) {
   EXPECT_NE(outputs(o.out), outputs(o.model));
 }
 
+// Windows have nothing to train: no Python is asked for.
+TEST(Convert, NoFitWhereNothingIsTrained) {
+  ConvertOptions o = options_of("llama", "unfitted");
+  o.zero_shot = false;
+  o.recall = false;
+  o.budget = 0.5;
+  setenv("LINNET_PYTHON", "/nowhere/python", 1);
+  ConvertResult r;
+  const Status status = run(o, r);
+  o.out = folder_of("finetuned");
+  clear(o.out);
+  o.fit = {"--finetune", "kl", "--finetune-tokens", "1000"};
+  const Status asked = run(o, r);
+  unsetenv("LINNET_PYTHON");
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_NE(asked.message().find("/nowhere/python: cannot be started"), std::string::npos) << asked.message();
+  clear(o.out);
+}
+
 TEST(Convert, ADryRunWritesNothing) {
   ConvertOptions o = options_of("llama", "dry");
   o.budget = 0.4;
@@ -414,6 +433,10 @@ TEST(Convert, PartsOfATextShareNothing) {
   EXPECT_EQ(p.calibration + p.plan + p.fit + p.evaluation, text);
   EXPECT_EQ(p.plan.substr(0, 9), "document ");
   EXPECT_EQ(p.evaluation.substr(0, 9), "document ");
+  TextParts q;  // beside a fit the other parts have no more than they need
+  ASSERT_TRUE(split_text(text, true, true, q, 100).ok());
+  EXPECT_EQ(q.calibration + q.plan + q.fit + q.evaluation, text);
+  EXPECT_LT(q.calibration.size() + q.plan.size() + q.evaluation.size(), 400u);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 namespace linnet::convert {
 
-Status split_text(const std::string& text, bool with_evaluation, bool with_fit, TextParts& out) {
+Status split_text(const std::string& text, bool with_evaluation, bool with_fit, TextParts& out, size_t most) {
   // Where documents end: a blank line, or a line that is no sentence of the one before it.
   const auto cut_near = [&](size_t at) {
     const size_t end = text.find("\n\n", at), spaced = text.find("\n \n", at);
@@ -15,7 +15,10 @@ Status split_text(const std::string& text, bool with_evaluation, bool with_fit, 
     const size_t line = text.find('\n', at);
     return line == std::string::npos ? text.size() : line + 1;
   };
-  const double shares[4] = {0.3, 0.2, with_fit ? 0.2 : 0, with_evaluation ? 0.3 : 0};
+  double shares[4] = {0.3, 0.2, with_fit ? 0.2 : 0, with_evaluation ? 0.3 : 0};
+  const double cap = static_cast<double>(most) / std::max(static_cast<double>(text.size()), 1.0);
+  for (double& share : shares) share = std::min(share, with_fit ? cap : 1);
+  if (with_fit) shares[2] = 1 - shares[0] - shares[1] - shares[3];  // a fit needs much text, the others little
   const double total = shares[0] + shares[1] + shares[2] + shares[3];
   std::string* parts[4] = {&out.calibration, &out.plan, &out.fit, &out.evaluation};
   size_t begin = 0;
@@ -128,7 +131,8 @@ Status Job::data() {
     }
   }
   TextParts parts;
-  LINNET_TRY(split_text(text, o_.eval_text.empty(), !o_.zero_shot, parts));
+  const int64_t asked = std::max({o_.calibration_tokens, o_.plan_tokens, o_.eval_tokens});
+  LINNET_TRY(split_text(text, o_.eval_text.empty(), !o_.zero_shot, parts, static_cast<size_t>(asked) * 12 * 8 + 65536));
   if (!o_.eval_text.empty()) parts.evaluation = std::move(other);
   const int64_t more = s.causal ? 1 : 8;
   calibration_ = samples_of(teacher_, parts.calibration, calibration, calibration * more);
@@ -159,7 +163,9 @@ Status Job::data() {
   std::vector<int32_t> c;
   if (!o_.zero_shot) {
     const size_t most = static_cast<size_t>(o_.fit_tokens) * 8;
-    c = teacher_.tokenizer().encode(std::string_view(parts.fit).substr(0, std::min(parts.fit.size(), most)), {false, false});
+    if (!s.causal) c = joined(samples_of(teacher_, parts.fit, planned, o_.fit_tokens));
+    if (s.causal)
+      c = teacher_.tokenizer().encode(std::string_view(parts.fit).substr(0, std::min(parts.fit.size(), most)), {false, false});
   }
   const auto tensor = [](const char* name, const std::vector<int32_t>& ids) {
     return SafetensorsTensor{name, "I32", {static_cast<int64_t>(ids.size())}, ids.data()};

@@ -82,6 +82,15 @@ void Job::fill(const std::string& name, const ConvertedLayer& layer, const std::
   }
 }
 
+bool Job::needs_fit() const {
+  if (o_.zero_shot) return false;
+  for (const PlannedLayer& p : r_.layers) {
+    if (is_trained(p.layer.mechanism)) return true;
+  }
+  const auto end_to_end = std::find(o_.fit.begin(), o_.fit.end(), "--finetune");
+  return !keeps_all() && end_to_end != o_.fit.end() && *(end_to_end + 1) != "none";
+}
+
 // Stages 7 and 8 are Python.
 Status Job::fit() {
   if (exists(at("fit.safetensors"))) return {};

@@ -3,7 +3,7 @@
     python -m linnet.convert fit --work DIR.work [--device cuda] [--tokens 20M] [--finetune kl --finetune-tokens 30M]
     python -m linnet.convert run MODEL --out DIR --text TEXT [--budget 0.25] [--length 8192] [--plan plan.json] ...
 
-fit reads plan.json, tokens.safetensors and initial.safetensors of the work folder (docs/convert.md) and writes fit.safetensors. run
+fit reads plan.json and tokens.safetensors of the work folder (docs/convert.md) and writes fit.safetensors. run
 does the whole in Python, on any family that transformers knows. Under `torchrun -m linnet.convert ...` every process takes its part
 of each batch. Exit codes: 0 done, 2 bad input, 3 not possible here.
 """
@@ -43,6 +43,12 @@ def add_settings(parser):
     parser.add_argument("--finetune-tokens", type=number, default=0, help="of that stage")
     parser.add_argument("--seq", type=int, default=512, help="tokens of a sequence (%(default)s)")
     parser.add_argument("--batch", type=int, default=default.batch, help="sequences of a step, over all processes (%(default)s)")
+    parser.add_argument("--long", type=int, default=0, help="end to end: tokens of the sequences of every fourth step (those of all)")
+    parser.add_argument("--mixer-rate", type=float, default=default.mixer_rate, help="end to end: learning rate of gates (%(default)s)")
+    parser.add_argument("--other-rate", type=float, default=default.other_rate, help="end to end: of all else (%(default)s)")
+    parser.add_argument("--warmup", type=float, default=default.warmup, help="end to end: share in which the rates rise (%(default)s)")
+    parser.add_argument("--fit-seconds", type=float, default=0, help="the layerwise fit takes no longer (no limit)")
+    parser.add_argument("--finetune-seconds", type=float, default=0, help="nor does the end-to-end stage (no limit)")
     parser.add_argument("--check", type=int, default=default.check, help="steps between held-out losses (%(default)s)")
     parser.add_argument("--save-seconds", type=float, default=default.save_seconds, help="between checkpoints (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
@@ -51,7 +57,9 @@ def add_settings(parser):
 def settings_of(options):
     return {"tokens": options.tokens, "error_tokens": options.error_tokens, "finetune": options.finetune,
             "finetune_tokens": options.finetune_tokens, "batch": options.batch, "check": options.check, "seed": options.seed,
-            "bf16": options.dtype == "bf16", "save_seconds": options.save_seconds}  # fmt: skip
+            "bf16": options.dtype == "bf16", "save_seconds": options.save_seconds, "long": options.long, "mixer_rate": options.mixer_rate,
+            "other_rate": options.other_rate, "warmup": options.warmup, "fit_seconds": options.fit_seconds,
+            "finetune_seconds": options.finetune_seconds}  # fmt: skip
 
 
 def log(sentence):
@@ -74,6 +82,7 @@ def read_work(work, options):
             raise FileNotFoundError(f"{work} has no {name}: `linnet convert` writes it before the fit")
     plan, tokens = json.loads((work / "plan.json").read_text()), load_file(work / "tokens.safetensors")
     seq = min(options.seq, *(max(len(tokens[name]), 16) for name in ("calibration", "plan", "fit")))  # a short text has short sequences
+    seq = plan.get("sequence") or seq  # an encoder's texts begin and end with tokens of their own
     both = blocks(tokens["fit"], seq, "fit")
     share = options.finetune_tokens / max(options.finetune_tokens + max(options.tokens, options.error_tokens), 1)
     cut = len(both) if options.finetune == "none" else max(round(len(both) * (1 - share)), 1)
@@ -84,7 +93,7 @@ def read_work(work, options):
 
 def fit(options):
     """Stages 7 and 8 over the work folder of `linnet convert`."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
     work = pathlib.Path(options.work)
     target = work / "fit.safetensors"
@@ -99,14 +108,7 @@ def fit(options):
         site.candidates = {choose.label(mixer.mechanism, mixer.options): mixer.requires_grad_(True)}
     run = Fit(model, sites, parts, Settings(**settings_of(options)), work, log)
     if not run.restore():
-        initial = load_file(work / "initial.safetensors") if (work / "initial.safetensors").exists() else {}
         run.initialise()
-        for site in sites:
-            if site.mixer is not None:
-                head = f"linnet.layers.{site.index}.{site.mixer.mechanism}."
-                given = {name[len(head) :]: y for name, y in initial.items() if name.startswith(head)}
-                if given:
-                    site.mixer.load_state_dict(given)
     choose.settle(run)
     run.fit_layers()
     run.fit_layers(second=True)
