@@ -244,6 +244,61 @@ def test_end_to_end_lowers_the_kl(folder, ids):
         assert not any("parametrizations" in name for name, _ in model.named_parameters())
 
 
+def test_divergence_and_its_gradient():
+    from linnet.convert.fit import Divergence
+
+    generator = torch.Generator().manual_seed(0)
+    mine, theirs = (5 * torch.randn(7, 11, generator=generator, dtype=torch.float32) for _ in range(2))
+    results = []
+    for own in (True, False):
+        x = mine.clone().requires_grad_()
+        p, q = theirs.log_softmax(-1), x.log_softmax(-1)
+        loss = Divergence.apply(x, theirs) if own else (p.exp() * (p - q)).sum()
+        (loss * 0.3).backward()
+        results.append((loss.detach(), x.grad))
+    assert torch.allclose(results[0][0], results[1][0], rtol=1e-5) and torch.allclose(results[0][1], results[1][1], atol=1e-6)
+
+
+def test_stages_end_with_their_time(folder, ids):
+    """More tokens than anybody has time for, and every fourth step in sequences of four times the length."""
+    plan = [{"index": 1, "mechanism": "gdn", "window": 8, "sinks": 2}]
+    model = linnet.convert(load(folder), ids, plan=plan, finetune="kl", finetune_tokens=10**9, long=256, fit_seconds=0.5,
+                           finetune_seconds=1.0, warmup=0.1, **dict(QUICK, tokens=10**9))  # fmt: skip
+    steps = {stage: sum(name == stage for name, _, _ in model.linnet_report["history"]) for stage in ("layers", "kl")}
+    assert all(0 < count < 10**5 for count in steps.values()), steps
+
+
+def test_long_sequences_are_whole_pieces_of_the_text(folder, ids):
+    from linnet.convert import Fit, Settings, attention, data
+
+    model = load(folder)
+    blocks = ids[: 12 * 64].view(12, 64)
+    fit = Fit(model, attention.find(model), {}, Settings(batch=4, long=256))
+    order = data.Order(len(blocks), 0)
+    for step in range(8):
+        batch = fit.longer(blocks, order, step)
+        assert batch.shape == ((1, 256) if step % 4 == 3 else (4, 64))
+        for row in batch:
+            assert (ids[: 12 * 64].unfold(0, len(row), 64) == row).all(1).any()
+
+
+def test_gates_beside_a_window_begin_nearer_to_the_teacher_than_the_window():
+    from linnet.convert import mixers
+
+    generator = torch.Generator().manual_seed(1)
+    shape = mixers.Shape(32, 4, 2, 16, 16, 0.25, True)
+    mixer = mixers.make(shape, "gdn", window=16, sinks=2)
+    made = {"q": 4, "k": 2, "v": 2}
+    sample = {name: torch.randn(2, 128, heads, 16, generator=generator) for name, heads in made.items()}
+    sample["x"] = torch.randn(2, 128, 32, generator=generator)
+    sample["out"] = mixers.softmax(sample["q"], sample["k"], sample["v"], shape)
+    with torch.no_grad():
+        mixer.initialise(sample, generator)
+        given = sample["q"], sample["k"], sample["v"]
+        errors = [float((y - sample["out"]).square().sum()) for y in (mixer(*given, sample), mixers.softmax(*given, shape, 16, 2))]
+    assert errors[0] < 0.8 * errors[1]
+
+
 def test_knapsack_is_optimal():
     from linnet.convert.choose import OverBudget, knapsack
 

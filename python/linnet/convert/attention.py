@@ -100,6 +100,7 @@ def more_of(module, needs, query, key):
 
 def _teach(module, query, key, value, mask, scaling, options):
     """The teacher's attention, on Linnet's softmax where it runs on this device."""
+    query, key, value = mixers.of_one_type(query, key, value)
     if not mixers.native("softmax", query):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -140,7 +141,8 @@ def _mix(module, mixer, query, key, value, mask):
     more = more_of(module, mixer.needs, q, k)
     there = _tokens_there(mask, batch, tokens, k.shape[1])
     if there is None:
-        return mixer(q, k, v, more)
+        with torch.autocast(q.device.type, enabled=False):  # logarithms of weights are large: 8 bits of them are too few
+            return mixer(q, k, v, more)
     out = q.new_zeros(batch, tokens, q.shape[2], v.shape[3])
     for b in range(batch):
         ids = there[b].nonzero().flatten()

@@ -7,6 +7,7 @@ numbers. Under torchrun each process takes its part of every batch.
 
 import contextlib
 import copy
+import functools
 import math
 import os
 import pathlib
@@ -22,6 +23,7 @@ from . import attention, checkpoint, data, mixers
 
 FEATURE_WEIGHT = 1000.0  # of the outputs' relative error beside the cross entropy
 CHUNK = 1024  # tokens whose logits are held at a time
+GATE_RATE = 1e-3  # of gates in the layerwise fit
 
 
 class NotFinite(ValueError):
@@ -40,8 +42,13 @@ class Settings:
     held_out: int = 8  # sequences for the held-out loss
     check: int = 50  # steps between held-out losses
     patience: int = 200  # stop when they improve by less than 0.1 % over so many steps
-    mixer_rate: float = 1e-4
+    mixer_rate: float = 1e-4  # of a gate; other parameters of mixers keep their proportion to it in the layerwise fit
     other_rate: float = 1e-5
+    warmup: float = 0.0  # share of the end-to-end stage in which its rates rise
+    ending: float = 0.2  # share of it in which they fall, as a cosine
+    long: int = 0  # tokens of the sequences of every fourth step there; 0: those of all
+    fit_seconds: float = 0.0  # of the layerwise fit at most; 0: as many tokens as were asked for
+    finetune_seconds: float = 0.0  # of the end-to-end stage
     lora_rank: int = 8
     lora_alpha: int = 16
     clip: float = 1.0
@@ -58,6 +65,77 @@ def _distributed():
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     return dist.get_rank(), dist.get_world_size()
+
+
+class Divergence(torch.autograd.Function):
+    """sum KL(teacher || student) from logits [n, V], with its gradient made at once: softmax of the student's less the teacher's."""
+
+    @staticmethod
+    def forward(ctx, mine, theirs):
+        wanted = theirs.log_softmax(-1, dtype=torch.float32)
+        found = mine.log_softmax(-1, dtype=torch.float32)
+        weights = wanted.exp()
+        loss = wanted.sub_(found).mul_(weights).sum()
+        ctx.save_for_backward(found.exp_().sub_(weights).to(mine.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (own,) = ctx.saved_tensors
+        return own * gradient, None
+
+
+@contextlib.contextmanager
+def fast(model):
+    """Inside, products of float32 matrices may be TF32, and RMS norms of transformers are one kernel where that gives the same."""
+    fused = []
+    for module in model.modules():
+        weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+        if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, nn.Parameter) or not isinstance(eps, float):
+            continue
+        x = torch.linspace(-3, 5, 4 * weight.shape[-1], device=weight.device, dtype=weight.dtype).view(4, -1)
+        with torch.no_grad():
+            same = torch.allclose(module(x), F.rms_norm(x, weight.shape, weight, eps), rtol=1e-5, atol=1e-6)
+        if same:
+            module.forward = functools.partial(_fused_norm, module, eps)
+            fused.append(module)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+        for module in fused:
+            del module.forward
+
+
+def _fused_norm(module, eps, x):
+    out = F.rms_norm(x, module.weight.shape, module.weight, eps)
+    kind = x.device.type
+    return out.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else out  # once, for all that read it
+
+
+class Schedule:
+    """How far a stage is, by its steps or by its time, whichever is further. Time makes runs differ; 0 seconds: steps alone."""
+
+    def __init__(self, step, total, seconds, elapsed, processes, device):
+        self.step, self.total, self.seconds, self.begin = step, total, seconds, time.monotonic() - elapsed
+        self.processes, self.device = processes, device
+
+    def elapsed(self):
+        """Seconds of the slowest process."""
+        passed = time.monotonic() - self.begin
+        if self.processes > 1 and self.seconds:
+            together = torch.tensor(passed, dtype=torch.float64, device=self.device)
+            dist.all_reduce(together, dist.ReduceOp.MAX)
+            return float(together)
+        return passed
+
+    def share(self):
+        return max(self.step / max(self.total, 1), self.elapsed() / self.seconds if self.seconds else 0.0)
+
+    def over(self):
+        return self.share() >= 1
 
 
 class LoRA(nn.Module):
@@ -97,6 +175,18 @@ class Fit:
         if self.settings.bf16 and self.device.type == "cuda":
             return torch.autocast("cuda", torch.bfloat16)
         return contextlib.nullcontext()
+
+    def fast(self):
+        return fast(self.model) if self.settings.bf16 and self.device.type == "cuda" else contextlib.nullcontext()
+
+    def due(self, last):
+        """Whether a checkpoint is due; process 0 says it for all."""
+        now = time.monotonic() - last > self.settings.save_seconds
+        if self.processes > 1:
+            told = torch.tensor(float(now), device=self.device)
+            dist.broadcast(told, 0)
+            return bool(told)
+        return now
 
     def inputs(self, blocks):
         blocks = blocks.to(self.device)
@@ -169,7 +259,7 @@ class Fit:
                     mine, out = (site.project(y.flatten(2).float()) for y in (mine, out))
             return self.relative(mine, out).mean()
         loss = FEATURE_WEIGHT * self.relative(mine, out).mean()
-        if with_rows and not drop:
+        if with_rows and not drop and len(rows):
             with torch.autocast(self.device.type, enabled=False):
                 teacher = mixers.row_scores(q, k, rows, site.shape).softmax(-1)
                 logs = mixer.log_weights(q, k, rows)
@@ -278,6 +368,10 @@ class Fit:
 
     def fit_layers(self, second=False):
         """All layers at once, each against the teacher's output; second: on what the converted layers before it give."""
+        with self.fast():
+            self._fit_layers(second)
+
+    def _fit_layers(self, second):
         name, settings = ("errors" if second else "layers"), self.settings
         fit = self.parts["fit"]
         wanted = settings.error_tokens if second else settings.tokens
@@ -285,14 +379,13 @@ class Fit:
         parameters = list(self.trained())
         if self.facts.get(f"{name}_done") or not parameters or total == 0:
             return
-        optimiser = torch.optim.AdamW([{"params": [p], "lr": rate, "start": rate} for _, p, rate in parameters], betas=(0.9, 0.95),
-                                      eps=1e-8, weight_decay=0.0)  # fmt: skip
+        optimiser = self.optimiser(parameters)
         groups = {}
         for label, parameter, _ in parameters:
             groups.setdefault(label.rsplit("|", 1)[0], []).append(parameter)
         order = data.Order(len(fit), settings.seed)
         step, best, trail = 0, {}, []
-        facts = self.resume(name, optimiser, [label for label, _, _ in parameters])
+        facts = self.resume(name, optimiser, parameters)
         if facts:
             step, trail = facts["step"], facts["trail"]
             best = {tuple(json_key(key)): value for key, value in facts["best"].items()}
@@ -301,9 +394,11 @@ class Fit:
             trail.append([0, sum(best.values())])
         start = first = time.monotonic()
         first_step = step
-        while step < total:
-            share = 0.5 + (0.1 - 0.5) * step / max(total - 1, 1)
-            rate = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / total))
+        schedule = self.schedule(step, total, settings.fit_seconds, facts)
+        while not schedule.over():
+            done = schedule.share()
+            share = 0.5 + (0.1 - 0.5) * done
+            rate = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done))
             for group in optimiser.param_groups:
                 group["lr"] = group["start"] * rate
             blocks = self.mine(fit[order.batch(step, settings.batch)])
@@ -325,12 +420,12 @@ class Fit:
                 nn.utils.clip_grad_norm_(each, settings.clip)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-            step += 1
+            step = schedule.step = step + 1
             self.history.append([name, step, sum(losses.values()) / len(losses)])
             if step == first_step + 1:
                 self.log(f"{name}: {total} steps of {settings.batch} x {self.length(fit)} tokens, "
                          f"about {(total - step) * (time.monotonic() - first):.0f} s")  # fmt: skip
-            if step % settings.check == 0 or step == total:
+            if step % settings.check == 0 or schedule.over():
                 now = self.held_out_losses(second)
                 self.keep_best(best, now)
                 trail.append([step, sum(best.values())])
@@ -339,9 +434,9 @@ class Fit:
                 if past and trail[-1][1] > past[-1] * (1 - 1e-3):
                     self.log(f"{name}: stopped, the held-out loss improved by less than 0.1 % over {settings.patience} steps")
                     break
-            if time.monotonic() - start > settings.save_seconds:
-                self.save(name, {"step": step, "trail": trail, "best": {f"{i}|{k}": v for (i, k), v in best.items()}}, optimiser,
-                          [label for label, _, _ in parameters])  # fmt: skip
+            if self.due(start):
+                self.save(name, {"step": step, "elapsed": schedule.elapsed(), "trail": trail,
+                                 "best": {f"{i}|{k}": v for (i, k), v in best.items()}}, optimiser, parameters)  # fmt: skip
                 start = time.monotonic()
         for site in self.sites:
             for key, mixer in site.candidates.items():
@@ -378,6 +473,10 @@ class Fit:
 
     def kl(self, name="kl"):
         """KL(teacher || student) on logits with everything trained (ce: the text's own next token; lora: low-rank updates)."""
+        with self.fast():
+            self._kl(name)
+
+    def _kl(self, name):
         settings = self.settings
         blocks = self.parts["finetune"]
         total = round(settings.finetune_tokens / (settings.batch * self.length(blocks))) if settings.finetune != "none" else 0
@@ -390,70 +489,103 @@ class Fit:
         model = self.model
         teacher = self.teacher()
         head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        tied = head is not None and head.weight is model.get_input_embeddings().weight
-        if tied:  # trained apart; the head's update is dropped, and it is tied again
-            head.weight = nn.Parameter(head.weight.detach().clone())
+        # Tied embeddings stay as they are: a head that is trained apart has to be dropped, and the student was trained for it.
+        still = set()
+        if head is not None and head.weight is model.get_input_embeddings().weight:
+            still.add(id(head.weight))
         lora = settings.finetune == "lora"
         if lora:
             self.add_lora()
-        mixer_parameters = {id(p) for site in self.sites if site.mixer for p in site.mixer.parameters()}
-        labels, groups = [], []
+        names = {id(p): f"{name}" for site in self.sites if site.mixer for name, p in site.mixer.named_parameters()}
+        rates = {id(p): site.mixer.rates[names[id(p)]] / GATE_RATE for site in self.sites if site.mixer for p in site.mixer.parameters()}
+        parameters = []  # (label, parameter, rate)
         for label, parameter in model.named_parameters():
-            is_mixer = id(parameter) in mixer_parameters
             is_lora = ".parametrizations." in label and not label.endswith(".original")
-            parameter.requires_grad_(is_mixer or is_lora if lora else True)
+            own = id(parameter) in rates
+            parameter.requires_grad_(own or is_lora if lora else id(parameter) not in still)
             if parameter.requires_grad:
-                labels.append(label)
-                rate = settings.mixer_rate if is_mixer or is_lora else settings.other_rate
-                groups.append({"params": [parameter], "lr": rate, "start": rate})
-        optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
-        parameters = [group["params"][0] for group in groups]
+                rate = settings.mixer_rate * rates.get(id(parameter), 1.0) if own or is_lora else settings.other_rate
+                parameters.append((label, parameter, rate))
+        optimiser = self.optimiser(parameters)
         order = data.Order(len(blocks), settings.seed + 1)
         step = 0
-        facts = self.resume(name, optimiser, labels)
+        facts = self.resume(name, optimiser, parameters)
         if facts:
             step = facts["step"]
-        ending = max(total // 5, 1)  # a short cosine at the end
         start = first = time.monotonic()
-        first_step = step
-        while step < total:
-            left = total - step
-            rate = 1.0 if left > ending else 0.01 + 0.99 * 0.5 * (1 - math.cos(math.pi * left / ending))
+        first_step, pending = step, []
+        schedule = self.schedule(step, total, settings.finetune_seconds, facts)
+        while not schedule.over():
+            done = schedule.share()
+            rate = min((done + 1 / total) / settings.warmup, 1.0) if settings.warmup else 1.0
+            left = (1 - done) / settings.ending if settings.ending else 1.0
+            if left < 1:
+                rate *= 0.01 + 0.99 * 0.5 * (1 - math.cos(math.pi * left))
             for group in optimiser.param_groups:
                 group["lr"] = group["start"] * rate
-            batch = self.mine(blocks[order.batch(step, settings.batch)])
+            batch = self.mine(self.longer(blocks, order, step))
 
             def work(batch=batch):
-                return {"loss": sum(self.end_to_end(teacher, head, piece) for piece in self.pieces(batch))}
+                return sum(self.end_to_end(teacher, head, piece, batch.numel()) for piece in self.pieces(batch))
 
-            loss = self.mean(self.within_memory(work))["loss"] * self.processes
-            if not math.isfinite(loss):
-                raise NotFinite(f"the end-to-end loss is not finite at step {step}")
-            self.reduce(parameters)
-            nn.utils.clip_grad_norm_(parameters, settings.clip)
+            pending.append(self.within_memory(work))
+            self.reduce([p for _, p, _ in parameters])
+            nn.utils.clip_grad_norm_([p for _, p, _ in parameters], settings.clip)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-            step += 1
-            self.history.append([name, step, loss])
+            step = schedule.step = step + 1
+            over, due = schedule.over(), self.due(start)
+            if step == first_step + 1 or step % 10 == 0 or step % settings.check == 0 or over or due:  # what waits for the GPU
+                self.note(name, step, pending)
             if step == first_step + 1:
                 self.log(f"{name}: {total} steps of {settings.batch} x {self.length(blocks)} tokens, "
                          f"about {(total - step) * (time.monotonic() - first):.0f} s")  # fmt: skip
-            if step % settings.check == 0 or step == total:
+            if step % settings.check == 0 or over:
                 recent = [value for at, _, value in self.history[-settings.check :] if at == name]
                 self.log(f"{name}: step {step} of {total}, {settings.finetune} {sum(recent) / len(recent):.5f}")
-            if time.monotonic() - start > settings.save_seconds:
-                self.save(name, {"step": step}, optimiser, labels)
+            if due:
+                self.save(name, {"step": step, "elapsed": schedule.elapsed()}, optimiser, parameters)
                 start = time.monotonic()
         if lora:
             self.merge_lora()
-        if tied:
-            head.weight = model.get_input_embeddings().weight
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         self.facts["kl_done"] = True
         self.facts["changed"] = True
         del teacher
         self.save("between", {})
+
+    def optimiser(self, parameters):
+        """AdamW over (label, parameter, rate); parameters of one rate are one group."""
+        groups = {}
+        for _, parameter, rate in parameters:
+            groups.setdefault(rate, {"params": [], "lr": rate, "start": rate})["params"].append(parameter)
+        return torch.optim.AdamW(list(groups.values()), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=self.device.type == "cuda")
+
+    def schedule(self, step, total, seconds, facts):
+        return Schedule(step, total, seconds, facts.get("elapsed", 0.0) if facts else 0.0, self.processes, self.device)
+
+    def longer(self, blocks, order, step):
+        """The blocks of a step; of every fourth as many tokens in sequences of settings.long."""
+        settings = self.settings
+        batch = blocks[order.batch(step, settings.batch)]
+        factor = settings.long // self.length(blocks) if settings.long and not self.is_image else 1
+        if factor < 2 or step % 4 != 3 or settings.batch % (factor * self.processes) or len(blocks) < factor:
+            return batch
+        count = settings.batch // factor
+        rows = [(place % (len(blocks) // factor)) * factor for place in order.batch(step, count)]
+        return torch.stack([blocks[row : row + factor].flatten() for row in rows])
+
+    def note(self, name, step, pending):
+        """The losses of the last steps as numbers, a mean over the processes."""
+        first = step - len(pending)
+        means = self.mean(dict(enumerate(pending)))
+        pending.clear()
+        for number, loss in means.items():
+            loss *= self.processes
+            if not math.isfinite(loss):
+                raise NotFinite(f"the end-to-end loss is not finite at step {first + number}")
+            self.history.append([name, first + number + 1, loss])
 
     def head_copy(self):
         """The teacher's head, where the end-to-end stage is going to train it."""
@@ -470,10 +602,10 @@ class Fit:
             site.mixer = mixer
         return teacher
 
-    def end_to_end(self, teacher, head, blocks):
-        """The loss of one piece of a batch, as its share of the mean over the batch; its gradient is added."""
+    def end_to_end(self, teacher, head, blocks, tokens):
+        """The loss of one piece of a batch of so many tokens, as its share of the mean over the batch; its gradient is added."""
         settings = self.settings
-        share = 1 / (settings.batch * (1 if head is None else blocks.shape[1]))
+        share = 1 / (settings.batch if head is None else tokens * self.processes)
         with torch.no_grad():
             target = self.body(teacher, blocks)
         hidden = self.body(self.model, blocks)
@@ -485,20 +617,19 @@ class Fit:
         labels = blocks.to(self.device).roll(-1, 1)
         labels[:, -1] = -100
         total = 0.0
-        for begin in range(0, len(flat), settings.head_chunk):
-            part = slice(begin, begin + settings.head_chunk)
+        chunk = settings.head_chunk * (4 if flat.is_cuda else 1)
+        for begin in range(0, len(flat), chunk):
+            part = slice(begin, begin + chunk)
             with self.cast():
                 mine = head(flat[part])
-            mine = mine.float().log_softmax(-1)
             if settings.finetune == "ce":
-                loss = F.nll_loss(mine, labels.flatten()[part], ignore_index=-100, reduction="sum")
+                loss = F.nll_loss(mine.float().log_softmax(-1), labels.flatten()[part], ignore_index=-100, reduction="sum")
             else:
                 with torch.no_grad(), self.cast():
                     theirs = other(wanted[part])
-                theirs = theirs.float().log_softmax(-1)
-                loss = (theirs.exp() * (theirs - mine)).sum()
+                loss = Divergence.apply(mine, theirs)
             (loss * share).backward()
-            total += float(loss.detach()) * share
+            total = total + loss.detach() * share
         hidden.backward(flat.grad.view_as(hidden))
         return total
 
@@ -513,7 +644,7 @@ class Fit:
             logits = [each(y[:, 0]).float().log_softmax(-1) for each, y in ((classifier, hidden), (teacher.classifier, target))]
             loss = loss + (logits[1].exp() * (logits[1] - logits[0])).sum()
         (loss * share).backward()
-        return float(loss.detach()) * share
+        return loss.detach() * share
 
     def attention_weights(self):
         """The modules of q, k, v and o."""
@@ -537,7 +668,7 @@ class Fit:
 
     # ---- checkpoints
 
-    def save(self, stage, facts, optimiser=None, labels=()):
+    def save(self, stage, facts, optimiser=None, parameters=()):
         """The whole state, when there is a work folder; process 0 writes it."""
         if self.work is None:
             return
@@ -551,8 +682,8 @@ class Fit:
             if stage == "kl" or self.facts.get("kl_done"):
                 tensors.update({f"model|{name}": y for name, y in self.model.named_parameters() if ".linnet." not in name})
             if optimiser is not None:
-                for label, group in zip(labels, optimiser.param_groups, strict=True):
-                    for name, y in optimiser.state[group["params"][0]].items():
+                for label, parameter, _ in parameters:
+                    for name, y in optimiser.state[parameter].items():
                         tensors[f"optimiser|{label}|{name}"] = y if isinstance(y, torch.Tensor) else torch.tensor(float(y))
             whole = {"stage": stage, "facts": self.facts, "history": self.history, "settings": asdict(self.settings),
                      "layers": [[site.index, list(site.candidates)] for site in self.sites], **facts}  # fmt: skip
@@ -607,19 +738,19 @@ class Fit:
                 if name.startswith("model|"):
                     own[name[6:]].copy_(y)
 
-    def resume(self, stage, optimiser, labels):
+    def resume(self, stage, optimiser, parameters):
         """The facts of an interrupted stage, and the state of its optimiser and, end to end, of the weights."""
         if self.saved is None or self.saved[1]["stage"] != stage:
             return None
         tensors, whole = self.saved
         if stage == "kl":
             self.load_weights()
-        for label, group in zip(labels, optimiser.param_groups, strict=True):
-            parameter, state = group["params"][0], {}
+        for label, parameter, _ in parameters:
+            state = {}
             for name in ("step", "exp_avg", "exp_avg_sq"):
                 y = tensors.get(f"optimiser|{label}|{name}")
                 if y is not None:
-                    state[name] = y if name == "step" else y.to(parameter.device)
+                    state[name] = y.to(parameter.device)
             if state:
                 optimiser.state[parameter] = state
         self.saved = None

@@ -75,8 +75,14 @@ def visible(tokens, causal, window=0, sinks=0, device=None):
     return near & (distance >= -right) if right >= 0 else near
 
 
+def of_one_type(q, k, v):
+    """q, k, v in the values' type: under autocast rotary positions leave queries and keys in float32."""
+    return (q, k, v) if q.dtype == v.dtype else (q.to(v.dtype), k.to(v.dtype), v)
+
+
 def softmax(q, k, v, shape, window=0, sinks=0, with_lse=False):
     """Exact attention, all of it or inside a window with sinks; with_lse: the rows' normalisers too."""
+    q, k, v = of_one_type(q, k, v)
     if native("softmax", q):
         return linnet.softmax(q, k, v, causal=shape.causal, scale=shape.scale, window=sides(window, shape.causal), prefix=sinks,
                               softcap=shape.softcap, return_lse=with_lse)  # fmt: skip
@@ -400,10 +406,12 @@ class Distill(Mixer):
         top = lk.detach().amax(1, keepdim=True)
         top = torch.where(top == -math.inf, torch.zeros_like(top), top)
         peak = (lq.detach() + top).amax(-1, keepdim=True)
-        ones = torch.ones_like(v[..., :1])
-        out = linnet.linear((lq + top - peak).exp(), (lk - top).exp(), torch.cat([v, ones], -1).float(), map="identity", scale=1.0,
+        both = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+        # In bf16 the weights, which lie between 0 and 1, are rounded like the values; their exponents are not.
+        kind = v.dtype if v.is_cuda and v.dtype == torch.bfloat16 else torch.float32
+        out = linnet.linear((lq + top - peak).exp().to(kind), (lk - top).exp().to(kind), both.to(kind), map="identity", scale=1.0,
                             causal=causal)  # fmt: skip
-        return out, peak[..., 0]
+        return out.float(), peak[..., 0]
 
     def features_alone(self, q, k, v):
         bq, bk, logw, _ = self.balanced(q, k)
@@ -434,7 +442,7 @@ class HybridExact(Distill):
     """A window and sinks with their exact scores, older keys by balanced features in the same scale: one normaliser."""
 
     mechanism, option_names = "hybrid-exact", ("window", "features", "sinks")
-    causal_only = has_window = True
+    causal_only = True  # its window is never left out: in one scale the far part learns what the window does not see
 
     def make_balance(self):
         self.register_buffer("A", torch.eye(self.shape.key).repeat(self.shape.heads, 1, 1))
@@ -455,9 +463,7 @@ class HybridExact(Distill):
         """What the balanced query lacks of the true score: eta (q - q0).k0, [B, T, H]."""
         return (centred * self.k_mean).sum(-1) * self.shape.key**-0.5
 
-    def forward(self, q, k, v, more=None, drop_window=False):
-        if drop_window:
-            return self.features_alone(q, k, v)
+    def forward(self, q, k, v, more=None):
         window, sinks = self.options["window"], self.options["sinks"]
         near, near_lse = softmax(q, k, v, self.shape, window, sinks, with_lse=True)
         if q.shape[1] <= max(window, sinks):
@@ -525,9 +531,9 @@ class GatedDelta(Beside):
         self.b_proj = nn.Linear(shape.hidden, shape.heads)
 
     def initialise(self, sample, generator):
-        """Gates from the heads' distance and entropy, the values' scale from the teacher's output."""
-        super().initialise(sample, generator)
-        shape = self.shape
+        """Gates from the heads' distance and entropy; beside a window half of what is kept is gone after four windows at the
+        earliest. The values' scale, and the window's share, from the teacher's output by least squares."""
+        shape, window = self.shape, self.options["window"]
         with torch.no_grad():
             self.A_log.zero_()
             self.a_proj.weight.zero_()
@@ -537,17 +543,34 @@ class GatedDelta(Beside):
             none = torch.zeros(shape.heads, shape.key, 1)
             results = linnet.distill_window(q, k, v, none, none, torch.zeros(shape.heads), return_gate_dt_bias=True,
                                             return_gate_beta_logit=True)  # fmt: skip
-            self.dt_bias.copy_(results[-2])
+            decay = F.softplus(results[-2])
+            if window:
+                decay = decay.clamp_max(math.log(2) / (4 * window))
+            self.dt_bias.copy_(decay + (-torch.expm1(-decay)).log())
             self.b_proj.bias.copy_(results[-1])
             self.v_scale.fill_(1)
             mine, teacher = self.read(sample["q"], sample["k"], sample["v"], sample).float(), sample["out"].float()
-            ratio = (teacher * mine).sum((0, 1, 3)) / mine.square().sum((0, 1, 3)).clamp_min(1e-30)
-            self.v_scale.copy_(ratio.clamp(0.1, 10))
+
+            def product(x, y):
+                return (x * y).sum((0, 1, 3)).double()
+
+            if not window:
+                ratio = product(teacher, mine) / product(mine, mine).clamp_min(1e-30)
+                self.v_scale.copy_(ratio.clamp(0.1, 10))
+                return
+            near = softmax(sample["q"], sample["k"], sample["v"], shape, window, self.options["sinks"]).float()
+            own, other, both = product(near, near), product(mine, mine), product(near, mine)
+            rest = (own * other - both.square()).clamp_min(1e-30)
+            share = ((product(teacher, near) * other - product(teacher, mine) * both) / rest).clamp(0.5, 0.95)
+            scale = (product(teacher, mine) - share * both) / other.clamp_min(1e-30) / (1 - share)
+            self.window_factor.copy_(share.logit())
+            self.v_scale.copy_(scale.clamp(0.1, 10))
 
     def read(self, q, k, v, more):
         heads, x = self.shape.heads, more["x"].float()
         g = -self.A_log.exp() * F.softplus(F.linear(x, self.a_proj.weight) + self.dt_bias)
         beta = F.linear(x, self.b_proj.weight, self.b_proj.bias).sigmoid()
+        q, k, v = of_one_type(q, k, v)
         out = linnet.gated_delta(q, repeat(k, heads), repeat(v, heads), g, beta, l2_norm=True)
         return (out.float() * self.v_scale[:, None]).to(q.dtype)
 
@@ -562,8 +585,8 @@ class Gla(Beside):
     def read(self, q, k, v, more):
         heads, raw_q, raw_k = self.shape.heads, more["q_raw"].float(), more["k_raw"].float()
         g = F.logsigmoid(raw_k) / 16
-        keys = repeat(raw_k.softmax(-1).to(q.dtype), heads)
-        return linnet.gla(raw_q.softmax(-1).to(q.dtype), keys, repeat(v, heads), repeat(g, heads))
+        keys = repeat(raw_k.softmax(-1).to(v.dtype), heads)
+        return linnet.gla(raw_q.softmax(-1).to(v.dtype), keys, repeat(v, heads), repeat(g, heads))
 
 
 class Monarch(Mixer):
