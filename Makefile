@@ -7,6 +7,9 @@ VENV   := $(CURDIR)/.venv
 
 MAKEFLAGS += --no-print-directory
 export PYTHON JOBS
+# A compiler cache knows a source by its place below the checkout: a second clone compiles nothing twice.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := true
 
 # The first configuration of a build folder chooses its generator and compiler cache; a later one must not change them.
 configure = cmake --log-level=NOTICE -S . -B $(1) $(if $(wildcard $(1)/CMakeCache.txt),,$(if $(shell command -v ninja),-G Ninja) \
