@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Converts SmolLM2-135M on a GPU, inside a time limit, and measures before and after: the numbers of docs/results/convert.md.
+"""Converts SmolLM2-135M on a GPU, inside a time limit, and measures before and after, for the pages of docs/results.
 
     gpu_convert.py MODEL.gguf OUT --tokens WIKI.u16 --test TEST.u16 ACT ...
 
@@ -12,7 +12,15 @@ Each ACT is a line of a recipe, run one after another:
     profile:NAME:...                            as train, for a few steps, with the GPU's time by operator
 
 Keys of train: fit, kl (seconds), seq, batch, long, rate (all else), mixer (gates), warmup, ending, quick=1 (evaluated in bf16 on 65,536
-tokens), check, rows, save=1 (written, read again and compared). TOKENS and TEST hold 16 bits a token (tools/tokens.py makes them).
+tokens), check, rows, save=1 (written, read again and compared).
+
+The files of tokens hold 16 bits for each, in the byte order of the machine. tools/plain_wiki.py writes such a text, and the model's own
+tokenizer its numbers:
+
+    from array import array
+    from linnet.runtime import Tokenizer
+    numbers = Tokenizer("MODEL.gguf").encode(open("wiki.txt", encoding="utf-8").read(), add_special=False, parse_special=False)
+    array("H", numbers).tofile(open("WIKI.u16", "wb"))
 """
 
 import argparse

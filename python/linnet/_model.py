@@ -104,7 +104,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """A layer that mixes tokens and an MLP, each with its norm and its residual.
 
-    mixer: a layer's name (`linnet list --layers`), options: its options; mlp: glu, plain or none.
+    mixer: a layer's name (`linnet list`), options: its options; mlp: glu, plain or none.
     order pre: x += mixer(norm(x)); x += mlp(norm(x))      post: x = norm(x + mixer(x)); x = norm(x + mlp(x))
     parallel: y = norm(x); x += mixer(y) + mlp(y)
     """
@@ -114,7 +114,7 @@ class Block(nn.Module):
         super().__init__()
         if mixer not in LAYERS:
             near = difflib.get_close_matches(str(mixer), LAYERS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "`linnet list --layers` has them all"
+            hint = f"did you mean {near[0]!r}?" if near else "`linnet list` has them all"
             raise ValueError(f"linnet.nn: mixer is {mixer!r}, which is no layer; {hint}")
         from . import nn as layers
 

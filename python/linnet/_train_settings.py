@@ -53,7 +53,7 @@ def assign(settings, name, value):
         settings.layer_options[name] = str(value)
     else:
         near = difflib.get_close_matches(name, [*fields, *task, *layer], 1)
-        raise ValueError(f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "; linnet train --help lists them"))
+        raise ValueError(f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "; linnet train --settings lists them"))
 
 
 def typed(name, kind, value):

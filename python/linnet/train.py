@@ -42,7 +42,7 @@ class Settings:
     """What can be set by --set name=value, beside the options of the task and of the layer."""
 
     task: str = ""
-    layer: str = "gated_deltanet"  # a name of `linnet list --layers`; several with commas take turns: a hybrid
+    layer: str = "gated_deltanet"  # a name of `linnet list`; several with commas take turns: a hybrid
     layers: int = 2  # blocks
     width: int = 128  # channels between blocks
     heads: int = 0  # of layers that have heads; 0: one per 64 channels

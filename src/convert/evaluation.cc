@@ -330,7 +330,7 @@ Status Job::continuations(JsonWriter& w) {
       const Model& model = i == 0 ? teacher_ : student_;
       Session session;
       const Status status = model.start(session);
-      if (!status.ok()) {  // hybrid has no session yet
+      if (!status.ok()) {  // a layer that cannot go on token by token; the sentence names it
         w.member(i == 0 ? "teacher" : "student", "(" + status.message() + ")");
         continue;
       }

@@ -33,7 +33,7 @@ BlockSpec read_block(Config& entry, const Description& d) {
   BlockSpec block;
   block.mixer = entry.text("mixer", "softmax_attention");
   if (layers::find_layer(block.mixer) == nullptr) {
-    entry.refuse("mixer is " + json_quote_short(block.mixer) + ", which is no layer; linnet list --layers has them all");
+    entry.refuse("mixer is " + json_quote_short(block.mixer) + ", which is no layer; linnet list has them all");
   }
   const JsonValue options = entry.value("options");
   if (!options.has("hidden")) block.options.push_back({"hidden", std::to_string(d.hidden)});

@@ -5,7 +5,7 @@
 //   int64_t layers = 0;
 //   if (!file.find("llama.block_count").integer(layers)) return bad_input(...);
 //   const GgufTensor* t = file.tensor("blk.0.attn_q.weight");          // type, shape [rows, columns], data in the mapped file
-//   dequantize(t->type, t->data, t->elements(), out);                  // runtime/dequantize.h
+//   dequantize(t->type, t->data, t->elements(), out);                  // runtime/files/dequantize.h
 //
 // Layout, little-endian, versions 2 and 3: "GGUF", u32 version, u64 tensors, u64 pairs; pairs of key, u32 type, value; tensor
 // descriptions (name, u32 rank, u64 sizes with the fastest first, u32 type, u64 offset); padding; data. open() checks all of it
