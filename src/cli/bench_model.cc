@@ -109,7 +109,8 @@ Status run(const Arguments& args) {
   if (!json) {
     std::printf("%s, weights %s, attention %s, loaded in %s; %s%s, %lld threads; %s, commit %s\n\n",
                 model.summary().path.c_str(), model.summary().weights.c_str(), model.summary().attention.c_str(),
-                report::time_text(loading).c_str(), device.c_str(), machine.cpu.c_str(), static_cast<long long>(threads), bench::today().c_str(), bench::commit().c_str());
+                report::time_text(loading).c_str(), device.c_str(), machine.cpu.c_str(), static_cast<long long>(threads),
+                bench::today().c_str(), bench::commit().c_str());
     std::fflush(stdout);
   }
   Table table({{"work", Align::left, 34},

@@ -22,6 +22,7 @@ from torch import nn
 from . import attention, checkpoint, data, mixers
 
 FEATURE_WEIGHT = 1000.0  # of the outputs' relative error beside the cross entropy
+POOLED_WEIGHT = 10.0  # of an encoder's pooled state beside its tokens
 CHUNK = 1024  # tokens whose logits are held at a time
 GATE_RATE = 1e-3  # of gates in the layerwise fit
 
@@ -634,11 +635,14 @@ class Fit:
         return total
 
     def hidden_loss(self, teacher, target, hidden, share):
-        """Encoders: MSE and cosine of hidden states; with a classifier KL on its logits, too."""
+        """Encoders: MSE and cosine of hidden states, and the cosine of their mean (images: of the class token), which is what embeddings
+        are compared by; with a classifier KL on its logits, too."""
         mine, theirs = hidden.float(), target.float()
+        pool = (lambda y: y[:, 0]) if self.is_image else (lambda y: y.mean(1))
         error = (mine - theirs).square().mean((1, 2)) / theirs.square().mean((1, 2)).clamp_min(1e-30)
         angle = 1 - F.cosine_similarity(mine, theirs, dim=-1).mean(1)
-        loss = (error + angle).sum()
+        pooled = 1 - F.cosine_similarity(pool(mine), pool(theirs), dim=-1)
+        loss = (error + angle + POOLED_WEIGHT * pooled).sum()
         classifier = getattr(self.model, "classifier", None)
         if isinstance(classifier, nn.Module):
             logits = [each(y[:, 0]).float().log_softmax(-1) for each, y in ((classifier, hidden), (teacher.classifier, target))]

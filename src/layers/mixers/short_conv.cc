@@ -1,7 +1,7 @@
 // The gated short convolution of LFM2, with the parameter names of transformers' checkpoints, and Zoology's BaseConv.
-#include <cmath>
-
 #include "layers/mixers/short_conv.h"
+
+#include <cmath>
 
 namespace linnet::layers {
 namespace {

@@ -34,8 +34,8 @@ const char* blas_refuses(const DenseArgs& args, const DenseOut* out) {
 
 // Whether the matrix units take it: weights in 16 bits, rows of both in pieces of 16 bytes.
 bool is_matrix_row(const DenseCall& d) {
-  const bool types = d.weight.dtype == Dtype::bf16   ? d.x.dtype == Dtype::bf16 || d.x.dtype == Dtype::f32
-                     : d.weight.dtype == Dtype::f16 && d.x.dtype == Dtype::f16 && !d.to_bf16;
+  const bool types = d.weight.dtype == Dtype::bf16 ? d.x.dtype == Dtype::bf16 || d.x.dtype == Dtype::f32
+                                                   : d.weight.dtype == Dtype::f16 && d.x.dtype == Dtype::f16 && !d.to_bf16;
   return types && d.whole && has_whole_rows(d.x) && d.x.size[2] % 8 == 0 && d.x.size[2] > 0;
 }
 

@@ -1,8 +1,8 @@
-// dense of few rows: the weights' bytes are all that costs. A block has 16 outputs and up to 64 rows of x; its 8 warps take turns
-// at pieces of 32 inputs. A lane brings 16 bytes of two rows of the weight (8 neighbouring inputs of outputs l / 4 and 8 below),
-// which are the left operand of two products by mma.sync as they come: the order of the inputs inside a product is free, and
-// the rows of x, the right operand, are read in the same order. So 1 KB of weights costs a warp 2 loads and 2 products for each
-// 8 rows. The warps' sums are added in order.
+// dense of few rows: the weights' bytes are all that costs. A block has 16 outputs and up to 64 rows of x; its 8 warps take
+// turns at pieces of 32 inputs. A lane brings 16 bytes of two rows of the weight (8 neighbouring inputs of outputs l / 4 and 8
+// below), which are the left operand of two products by mma.sync as they come: the order of the inputs inside a product is
+// free, and the rows of x, the right operand, are read in the same order. So 1 KB of weights costs a warp 2 loads and 2
+// products for each 8 rows. The warps' sums are added in order.
 //
 // x in f32 beside weights in bf16 is rounded once (`to_bf16`), or taken as three bf16 numbers, which is all of it.
 #include "dense_cuda.h"
@@ -102,9 +102,10 @@ __device__ void dense_rows(const DenseCall& d) {
 
 }  // namespace
 
-#define LINNET_DENSE_ROWS(suffix, X, W, planes, tiles)                                                                      \
-  extern "C" __global__ void __launch_bounds__(256, tiles > 2 ? 2 : 3) dense_rows_##tiles##_##suffix(const __grid_constant__ DenseCall d) {    \
-    dense_rows<X, W, planes, tiles>(d);                                                                                     \
+#define LINNET_DENSE_ROWS(suffix, X, W, planes, tiles)                     \
+  extern "C" __global__ void __launch_bounds__(256, tiles > 2 ? 2 : 3)     \
+      dense_rows_##tiles##_##suffix(const __grid_constant__ DenseCall d) { \
+    dense_rows<X, W, planes, tiles>(d);                                    \
   }
 #define LINNET_DENSE_ROWS_OF(suffix, X, W, planes) \
   LINNET_DENSE_ROWS(suffix, X, W, planes, 1)       \

@@ -26,9 +26,9 @@ struct Decay {
     float t = delta * rate;
     t = t < -127 ? -127 : t > 128 ? 128 : t;  // in this order NaN stays
     const float n = rintf(t), f = t - n;
-    const float tail = fmaf(f, fmaf(f, fmaf(f, fmaf(f, fmaf(f, 0x1.41fbbep-13f, 0x1.5f3e52p-10f), 0x1.3b2d4cp-7f), 0x1.c6aee8p-5f),
-                                    0x1.ebfbdcp-3f),
-                            0x1.62e430p-1f);  // (2^f - 1) / f for |f| <= 1/2: 2^-28.9 (src/simd/math.h)
+    const float tail = fmaf(
+        f, fmaf(f, fmaf(f, fmaf(f, fmaf(f, 0x1.41fbbep-13f, 0x1.5f3e52p-10f), 0x1.3b2d4cp-7f), 0x1.c6aee8p-5f), 0x1.ebfbdcp-3f),
+        0x1.62e430p-1f);  // (2^f - 1) / f for |f| <= 1/2: 2^-28.9 (src/simd/math.h)
     near = n == 0;
     value = near ? f * tail : fmaf(f, tail, 1.0f) * __int_as_float(max(0, static_cast<int>(n) + 127) << 23);
     if (t >= 128) value = INFINITY;
@@ -111,7 +111,8 @@ struct Channels {
       }
       float x[V];
 #pragma unroll
-      for (int i = 0; i < V; ++i) x[i] = there && !s.whole && ch + p * V + i < at.channels ? static_cast<float>(row[p * V + i]) : 0;
+      for (int i = 0; i < V; ++i)
+        x[i] = there && !s.whole && ch + p * V + i < at.channels ? static_cast<float>(row[p * V + i]) : 0;
       part[p].set(x);
     }
   }
@@ -159,8 +160,8 @@ __device__ __forceinline__ void load_map(const Scan& s, const ScanBlock& at, con
   four.set(x);
 }
 
-// The sums over `lanes` neighbouring threads (apart by `step`) of as many values each, or of M times as many: afterwards x[0] to
-// x[M - 1] are those of the values i + M sums_of_lane(). Pairs of neighbours first, the same order for any number of lanes.
+// The sums over `lanes` neighbouring threads (apart by `step`) of as many values each, or of M times as many: afterwards x[0]
+// to x[M - 1] are those of the values i + M sums_of_lane(). Pairs of neighbours first, the same order for any number of lanes.
 template <int lanes, int step, int count>
 __device__ __forceinline__ void share_sums(float (&x)[count]) {
   int left = count;

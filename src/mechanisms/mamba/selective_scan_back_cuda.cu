@@ -1,8 +1,9 @@
-// The walk back of the selective scan (selective_scan_cuda.h). A block has 32 channels, a thread four states of one of them, and
-// goes from the last 16 tokens to the first: from the states before them (which a walk has kept) it makes theirs again, forwards
-// into shared memory, and then R = J + C dy and what follows from it, backwards. Sums over states are shared by the four lanes of
-// a channel, for four tokens at a time; those over channels (dB, dC) by the eight channels of a warp, then added over the block's
-// warps, and over blocks by scan_sum_maps, in order. Sums over tokens (dA, dD, ddt_bias) are doubles of a thread.
+// The walk back of the selective scan (selective_scan_cuda.h). A block has 32 channels, a thread four states of one of them,
+// and goes from the last 16 tokens to the first: from the states before them (which a walk has kept) it makes theirs again,
+// forwards into shared memory, and then R = J + C dy and what follows from it, backwards. Sums over states are shared by the
+// four lanes of a channel, for four tokens at a time; those over channels (dB, dC) by the eight channels of a warp, then added
+// over the block's warps, and over blocks by scan_sum_maps, in order. Sums over tokens (dA, dD, ddt_bias) are doubles of a
+// thread.
 #include "mechanisms/mamba/selective_scan.cuh"
 
 namespace linnet::cuda {
@@ -17,14 +18,15 @@ struct BackShared {
     float4 before[kRows][kThreads];  // a thread's states before each token
     double totals[kRows][kWide];     // at the end
   };
-  float4 in[kRows][kLanes], out[kRows][kLanes];  // B and C
-  float2 steps[kWide][kRows + 1];                // delta, delta x
-  float given[kWide][kRows + 1];                 // dy
-  float parts[kWarps][kRows][2 * kScanStates];  // of dB and dC, of a warp's channels
+  float4 in[kRows][kLanes], out[kRows][kLanes];                                // B and C
+  float2 steps[kWide][kRows + 1];                                              // delta, delta x
+  float given[kWide][kRows + 1];                                               // dy
+  float parts[kWarps][kRows][2 * kScanStates];                                 // of dB and dC, of a warp's channels
   float y[kRows][kWide + 4], back[kRows][kWide + 4], slope[kRows][kWide + 4];  // C.h, B.R, and sum of rate 2^t h R
   float bias[kWide], skip[kWide];
 };
-static_assert(sizeof(BackShared) == kScanBackBytes && 4 * (kScanBackBytes + 1024) <= 228 * 1024);  // four blocks of a multiprocessor
+static_assert(sizeof(BackShared) == kScanBackBytes &&
+              4 * (kScanBackBytes + 1024) <= 228 * 1024);  // four blocks of a multiprocessor
 
 template <class T>
 struct Back {
@@ -40,7 +42,11 @@ struct Back {
   ptx::Piece<T, 4> map;
 
   __device__ Back(const Scan& scan, BackShared& shared)
-      : s(scan), m(shared), row(threadIdx.x / kBetween), ch(threadIdx.x % kBetween * W), own(threadIdx.x / kLanes),
+      : s(scan),
+        m(shared),
+        row(threadIdx.x / kBetween),
+        ch(threadIdx.x % kBetween * W),
+        own(threadIdx.x / kLanes),
         lane(threadIdx.x % kLanes) {}
 
   __device__ bool has(int i) const { return own < at.channels && lane * kOwn + i < at.states; }
@@ -55,7 +61,7 @@ struct Back {
       const int n = lane * kOwn + i;
       rates[i] = rate_of(s, at, own, n);
       if (rates[i] == kFastest) endless = NAN;
-      J[i] = !has(i) || !any         ? 0
+      J[i] = !has(i) || !any          ? 0
              : s.gradients != nullptr ? s.gradients[at.state_place(s, blockIdx.x, own, n)]
                                       : get_or(0, s.grads.dfinal_state, at.at.n, at.e + own, at.n0 + n);
     }
@@ -269,8 +275,10 @@ __device__ void scan_back(const Scan& s) {
 
 }  // namespace
 
-#define LINNET_SCAN_BACK(suffix, T) \
-  extern "C" __global__ void __launch_bounds__(kThreads, 4) scan_back_##suffix(const __grid_constant__ Scan s) { scan_back<T>(s); }
+#define LINNET_SCAN_BACK(suffix, T)                                                                              \
+  extern "C" __global__ void __launch_bounds__(kThreads, 4) scan_back_##suffix(const __grid_constant__ Scan s) { \
+    scan_back<T>(s);                                                                                             \
+  }
 LINNET_SCAN_BACK(f32, float)
 LINNET_SCAN_BACK(bf16, __nv_bfloat16)
 LINNET_SCAN_BACK(f16, __half)

@@ -1,5 +1,5 @@
-// What surrounds the walks of the selective scan (selective_scan_cuda.h): states between segments, sums of the parts of tiles and
-// of blocks, and the step of a decoding call.
+// What surrounds the walks of the selective scan (selective_scan_cuda.h): states between segments, sums of the parts of tiles
+// and of blocks, and the step of a decoding call.
 #include "mechanisms/mamba/selective_scan.cuh"
 
 namespace linnet::cuda {
@@ -68,7 +68,9 @@ __device__ void scan_combine(const Scan& s, bool back) {
   if (i >= all) return;
   const int e = static_cast<int>(i % s.E);
   const int64_t t = i / s.E % s.segments.T, b = i / s.E / s.segments.T;
-  const auto read = [&](const View& view) { return static_cast<float>(static_cast<const T*>(view.data)[place(view, b, t, e)]); };
+  const auto read = [&](const View& view) {
+    return static_cast<float>(static_cast<const T*>(view.data)[place(view, b, t, e)]);
+  };
   const auto store = [&](const View& to, float x) {
     if (is_given(to)) static_cast<T*>(to.data)[place(to, b, t, e)] = static_cast<T>(x);
   };
@@ -152,19 +154,19 @@ __device__ void scan_decode(const Scan& s) {
 
 }  // namespace
 
-#define LINNET_SCAN(suffix, T)                                                                                    \
-  extern "C" __global__ void __launch_bounds__(kWide) scan_states_##suffix(const __grid_constant__ Scan s) {      \
-    scan_states<T, false>(s);                                                                                     \
-  }                                                                                                               \
-  extern "C" __global__ void __launch_bounds__(kWide) scan_reverse_##suffix(const __grid_constant__ Scan s) {     \
-    scan_states<T, true>(s);                                                                                      \
-  }                                                                                                               \
-  extern "C" __global__ void __launch_bounds__(256) scan_combine_##suffix(const __grid_constant__ Scan s) {       \
-    scan_combine<T>(s, false);                                                                                    \
-  }                                                                                                               \
-  extern "C" __global__ void __launch_bounds__(256) scan_combine_back_##suffix(const __grid_constant__ Scan s) {  \
-    scan_combine<T>(s, true);                                                                                     \
-  }                                                                                                               \
+#define LINNET_SCAN(suffix, T)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(kWide) scan_states_##suffix(const __grid_constant__ Scan s) {     \
+    scan_states<T, false>(s);                                                                                    \
+  }                                                                                                              \
+  extern "C" __global__ void __launch_bounds__(kWide) scan_reverse_##suffix(const __grid_constant__ Scan s) {    \
+    scan_states<T, true>(s);                                                                                     \
+  }                                                                                                              \
+  extern "C" __global__ void __launch_bounds__(256) scan_combine_##suffix(const __grid_constant__ Scan s) {      \
+    scan_combine<T>(s, false);                                                                                   \
+  }                                                                                                              \
+  extern "C" __global__ void __launch_bounds__(256) scan_combine_back_##suffix(const __grid_constant__ Scan s) { \
+    scan_combine<T>(s, true);                                                                                    \
+  }                                                                                                              \
   extern "C" __global__ void __launch_bounds__(128) scan_decode_##suffix(const __grid_constant__ Scan s) { scan_decode<T>(s); }
 LINNET_SCAN(f32, float)
 LINNET_SCAN(bf16, __nv_bfloat16)

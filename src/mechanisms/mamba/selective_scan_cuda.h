@@ -15,7 +15,7 @@ namespace linnet::cuda {
 inline constexpr int kScanStates = 16;                         // of a channel in one walk; wider states are cut into tiles
 inline constexpr int kScanChannels = 32;                       // of a block
 inline constexpr int64_t kScanRows = 32, kScanBackRows = 16;   // tokens at a time; the backward keeps the states before each 16
-inline constexpr int kScanBackBytes = 56704;                  // of shared memory that a block of the walk back has
+inline constexpr int kScanBackBytes = 56704;                   // of shared memory that a block of the walk back has
 inline constexpr int64_t kScanSegment = 2048, kScanFew = 512;  // tokens of a segment where a call has so few channels
 
 struct Scan {
@@ -24,8 +24,8 @@ struct Scan {
   View out, initial, final;  // initial, final: [N, E, K]
   Segments segments;
   int32_t E = 0, K = 0, G = 0, per_group = 0, blocks_per_group = 0, tiles = 1;
-  bool raw = false;      // dt is the step itself, without softplus
-  bool reverse = false;  // of states: J
+  bool raw = false;                        // dt is the step itself, without softplus
+  bool reverse = false;                    // of states: J
   bool whole = false, whole_maps = false;  // rows of channels in pieces of 16 bytes; rows of B and C in pieces of four
   float* states = nullptr;                 // several segments: [slots, E, K]: of each segment alone, then those before it
   float* sums = nullptr;                   // [slots, E]: of the steps

@@ -16,9 +16,9 @@ constexpr int kRows = static_cast<int>(kScanRows), kWide = kScanChannels;
 template <int S>
 struct WalkShared {
   static constexpr int kLanes = kScanStates / S;
-  float2 steps[kWide][kRows + 2];         // delta and delta x; rows 4 banks apart
-  float maps[kRows][kLanes][2][S];        // B and C of a lane's states
-  float y[kRows][kWide + 8];              // rows 8 banks apart: a warp writes 4 tokens of 8 channels
+  float2 steps[kWide][kRows + 2];   // delta and delta x; rows 4 banks apart
+  float maps[kRows][kLanes][2][S];  // B and C of a lane's states
+  float y[kRows][kWide + 8];        // rows 8 banks apart: a warp writes 4 tokens of 8 channels
   float bias[kWide], skip[kWide];
 };
 
@@ -26,20 +26,24 @@ template <class T, int S>
 struct Walk {
   static constexpr bool exact = kExact<T>;
   static constexpr int kLanes = kScanStates / S, kThreads = kWide * kLanes, W = kWide * kRows / kThreads;
-  static constexpr int kBetween = kWide / W;         // threads of a row
+  static constexpr int kBetween = kWide / W;          // threads of a row
   static constexpr int kMaps = 8 * kRows / kThreads;  // fours of B and C that a thread brings
 
   const Scan& s;
   WalkShared<S>& m;
   ScanBlock at;
-  int row, ch;     // the row of a tile whose channels from ch on this thread reads and writes
-  int own, lane;   // the channel whose states it has, and which of them
+  int row, ch;    // the row of a tile whose channels from ch on this thread reads and writes
+  int own, lane;  // the channel whose states it has, and which of them
   float rates[S], h[S], lost[S] = {};
   Channels<T, W> x, dt, z;
   ptx::Piece<T, 4> maps[kMaps];
 
   __device__ Walk(const Scan& scan, WalkShared<S>& shared)
-      : s(scan), m(shared), row(threadIdx.x / kBetween), ch(threadIdx.x % kBetween * W), own(threadIdx.x / kLanes),
+      : s(scan),
+        m(shared),
+        row(threadIdx.x / kBetween),
+        ch(threadIdx.x % kBetween * W),
+        own(threadIdx.x / kLanes),
         lane(threadIdx.x % kLanes) {}
 
   __device__ bool begin() {
@@ -53,8 +57,9 @@ struct Walk {
       const int n = lane * S + i;
       const bool in = own < at.channels && n < at.states;
       rates[i] = rate_of(s, at, own, n);
-      h[i] = !in ? 0 : s.states != nullptr ? s.states[at.state_place(s, blockIdx.x, own, n)]
-                                           : get_or(0, s.initial, at.at.n, at.e + own, at.n0 + n);
+      h[i] = !in                   ? 0
+             : s.states != nullptr ? s.states[at.state_place(s, blockIdx.x, own, n)]
+                                   : get_or(0, s.initial, at.at.n, at.e + own, at.n0 + n);
     }
     __syncthreads();
     return true;
@@ -229,13 +234,13 @@ __device__ void scan_keep(const Scan& s) {
 
 }  // namespace
 
-#define LINNET_SCAN_WALK(suffix, T)                                                                                 \
-  extern "C" __global__ void __launch_bounds__(128, 6) scan_walk_4_##suffix(const __grid_constant__ Scan s) {       \
-    scan_walk<T, 4>(s);                                                                                             \
-  }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(256, 4) scan_walk_2_##suffix(const __grid_constant__ Scan s) {       \
-    scan_walk<T, 2>(s);                                                                                             \
-  }                                                                                                                 \
+#define LINNET_SCAN_WALK(suffix, T)                                                                           \
+  extern "C" __global__ void __launch_bounds__(128, 6) scan_walk_4_##suffix(const __grid_constant__ Scan s) { \
+    scan_walk<T, 4>(s);                                                                                       \
+  }                                                                                                           \
+  extern "C" __global__ void __launch_bounds__(256, 4) scan_walk_2_##suffix(const __grid_constant__ Scan s) { \
+    scan_walk<T, 2>(s);                                                                                       \
+  }                                                                                                           \
   extern "C" __global__ void __launch_bounds__(128, 6) scan_keep_##suffix(const __grid_constant__ Scan s) { scan_keep<T>(s); }
 LINNET_SCAN_WALK(f32, float)
 LINNET_SCAN_WALK(bf16, __nv_bfloat16)

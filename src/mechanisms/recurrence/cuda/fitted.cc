@@ -81,7 +81,8 @@ bool is_fitted(Row row, const RecurrenceArgs& args) {
   const RecurrenceShape s = recurrence_shape(args);
   if (!is_16_bit(args.q.dtype) || args.k.dtype != args.q.dtype || args.v.dtype != args.q.dtype) return false;
   if (s.K < 1 || s.V < 1 || s.K > 128 || s.V > 128 || s.B * s.T * s.H > kMostRows || s.B * s.T * s.H == 0) return false;
-  // Copies of one channel 64 wide are 64 times the traffic, and gigabytes where heads are many (the memories of a free energy mixer).
+  // Copies of one channel 64 wide are 64 times the traffic, and gigabytes where heads are many (the memories of a free energy
+  // mixer).
   if (row == Row::tile && s.K * s.V < 256) return false;
   // Keys of few channels are almost parallel, and then the delta rules need more digits than these kernels have.
   if (args.beta.given() && (args.q.dtype != Dtype::bf16 || s.K < 64)) return false;
