@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The third act of `make demo`: four layers learn MQAR (docs/tasks.md) side by side, and one page shows who recalls.
+# The last act of `make demo`: four layers learn MQAR (docs/tasks.md) side by side, and one page shows who recalls.
 #
 #   tools/demo_train.sh [BUILD] [OUT]     under two minutes on two cores; exit code 3 where there is no PyTorch
 set -uo pipefail
