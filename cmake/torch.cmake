@@ -1,4 +1,4 @@
-# The torch operators: python/linnet/liblinnet_torch.so in the build folder, beside links to the package's sources, so that
+# The torch operators: build/python/linnet/liblinnet_torch.so, beside links to the package's sources, so that
 # PYTHONPATH=build/python imports the package as it would be installed.
 #
 # PyTorch's stable ABI with target 2.11: one binary serves every torch from 2.11 on, whichever one it was built with. Only headers
