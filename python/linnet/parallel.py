@@ -4,8 +4,8 @@
     loss = loss_of(model(my_tokens))                   # rank r holds tokens r T / N .. (r + 1) T / N
     loss.backward()                                    # then sum the gradients of the parameters over the processes
 
-A run of tokens acts on the state that it finds as S -> A S + B (linnet.recurrence_segments; number by number for Mamba and MetaLA). Each process computes A and B of its own
-tokens, one all-gather brings everybody's, and each folds those before it into the state that it starts from. Backward, the gradient
+A run of tokens acts on the state that it finds as S -> A S + B (linnet.recurrence_segments; number by number for Mamba and MetaLA). Each
+process computes A and B of its own tokens, one all-gather brings everybody's, and each folds those before it into the state that it starts from. Backward, the gradient
 of the state goes the other way: dS -> A^T dS + D. What is exchanged does not grow with T. Short convolutions get the last inputs of
 the process before; rotary positions are shifted.
 """

@@ -1,4 +1,4 @@
-// linnet analyze: mixers as dynamical systems, and the theory of in-context learning.
+// linnet analyze: mixers as dynamical systems, the theory of in-context learning, and the heads of a model.
 #include <algorithm>
 #include <charconv>
 #include <cstdio>

@@ -1,4 +1,5 @@
-// linnet info OP: the declaration of an operator, its equation, and which implementation a call runs and why.
+// linnet info OP: the declaration of an operator, its equation, and which implementation a call runs and why. Layers and models
+// are described by layer_info.h and model.h.
 #include <algorithm>
 #include <cctype>
 #include <cstddef>

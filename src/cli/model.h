@@ -1,4 +1,4 @@
-// What generate, eval, embed and info share: loading a model with the options of the command line.
+// What generate, eval, embed, bench and info share: loading a model with the options of the command line.
 #pragma once
 
 #include <string>

@@ -3,7 +3,7 @@
 //   S_t = S_{t-1} + phi(k_t) v_t^T,   z_t = z_{t-1} + phi(k_t)
 //   o_t = scale S_t^T phi(q_t),       divided by den_t = scale phi(q_t).z_t + eps when normalised
 //
-// Katharopoulos et al. 2020 (arXiv 2006.16236); chunked as in docs/mechanisms/linear.md. Not causal: S and z over all keys
+// Katharopoulos et al. 2020 (arXiv 2006.16236); chunked as in docs/notes/recurrence.md. Not causal: S and z over all keys
 // first. Heads: H = max(Hq, Hk, Hv); each of the three divides H, and head h uses query head h / (H / Hq), and so on.
 #pragma once
 

@@ -1,4 +1,4 @@
-// chunk: one step of the chunked recurrence on dense scratch (docs/mechanisms/recurrence.md).
+// chunk: one step of the chunked recurrence on dense scratch (docs/notes/recurrence.md).
 //
 // A walk reads a state S [I, J] with rows X, and writes it with keys Y and values Z. For C tokens at once, S_0 the state
 // before:

@@ -1,4 +1,4 @@
-// engine_chunk: one chunk of the recurrence of engine.h on dense scratch, C tokens at once (docs/mechanisms/recurrence.md).
+// engine_chunk: one chunk of the recurrence of engine.h on dense scratch, C tokens at once (docs/notes/recurrence.md).
 //
 //   G_i = g_1 + ... + g_i;   pre_i = exp(G_i), suf_j = exp(g_{j+1} + ... + g_C), E[i, j] = exp(g_{j+1} + ... + g_i)
 //   P = tril((Q K^T) E), A = tril((K K^T) E, -1)

@@ -6,7 +6,7 @@
 //
 //   S^T x = exp(G) S_0^T x + P^T x        G: log decay since S_0;  P: what the tokens since then wrote
 //
-// A decay near 1 is applied as P + (expm1(g) P + k u^T): one rounding of P (docs/mechanisms/recurrence.md).
+// A decay near 1 is applied as P + (expm1(g) P + k u^T): one rounding of P (docs/notes/recurrence.md).
 #include "mechanisms/recurrence/cuda/engine.h"
 #include "mechanisms/recurrence/cuda/map.cuh"
 #include "ptx/rows.cuh"

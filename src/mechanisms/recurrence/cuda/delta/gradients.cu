@@ -1,4 +1,4 @@
-// The gradients of the delta rules from the states and their gradients between chunks (docs/mechanisms/recurrence.md): all
+// The gradients of the delta rules from the states and their gradients between chunks (docs/notes/recurrence.md): all
 // chunks at once, one block each. N = beta res and dY = beta Z are told as res and Z, 16-bit numbers.
 //
 //   dP = scale tril(dO N^T D)   dA = -tril(dY N^T D, -1)    (the decays D in them)

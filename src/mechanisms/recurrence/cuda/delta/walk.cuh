@@ -1,5 +1,5 @@
 // The delta rules on matrix units (16-bit operands, K = V of 64 or 128): the walk of tile/tile.cuh with the triangular
-// system of a chunk (docs/mechanisms/recurrence.md), everything transposed. T is there already
+// system of a chunk (docs/notes/recurrence.md), everything transposed. T is there already
 // (prepare.cu).
 //
 //   U = S^T K^T * read     Y = V^T - U     N = Y T^T
