@@ -31,6 +31,9 @@ const char* const kLines[] = {
     "monarch B=1 T=700 S=700 H=1 K=8 V=8 block=5 causal=1 pass=bwd",
     "monarch B=1 T=100 S=100 H=1 K=8 V=8 block=70 causal=1 pass=bwd",
     "monarch B=1 T=100 S=100 H=1 K=8 V=8 scale=1000 pass=bwd",
+    // One visible key: no query has a gradient.
+    "monarch B=2 T=1 S=1 H=4 K=31 V=31 scale=1000 causal=1 skip=dlse pass=bwd seed=566139",
+    "monarch B=12 T=1 S=1 H=2 K=24 V=16 block=16 scale=1000 causal=1 skip=dlse pass=bwd seed=821873",
     // Logits of hundreds and thousands in two steps, and one weight of nearly 1 in every row.
     "monarch B=2 T=20 S=20 H=4 K=5 V=128 steps=2 pad=pre scale=1000 pass=bwd threads=7 seed=296001",
     "monarch B=2 T=63 S=63 H=2 K=128 V=128 pad=pre scale=1000 skip=dlse,dk pass=bwd strided=1 values=mixed seed=532710",

@@ -133,9 +133,15 @@ void slot_backward(const MonarchUnit<T>& u, const Passing<T>& d, const MonarchSc
       X::store(own + v, mine * X::load(inverse + v));
       X::store(maximum + v, X::load(maximum + v) + log2_of<T>(l));
     }
-    for (int i = 0; i < kLanes; ++i) {
-      const bool mine = u.g.causal && i < lanes;
-      delta[i] = mine ? own[i] * dot_rows(s.drow + i * s.ldv, u.own + (j * u.side + l0 + i) * u.ldv, V) : T(0);
+    for (int i = 0; i < kLanes; ++i) delta[i] = 0;
+    if (u.g.causal) {
+      // dout.own, its terms in the order of the products of block_backward: of one visible key the two are equal.
+      load_tile_transposed<T>(u.own + (j * u.side + l0) * u.ldv, u.ldv, lanes, V, s.qt, kLanes);
+      for (int v = 0; v < lanes; v += X::W) {
+        typename X::V dot = X::zero();
+        for (int k = 0; k < V; ++k) dot = fma(X::load(s.qt + k * kLanes + v), X::load(s.dt + k * kLanes + v), dot);
+        X::store(delta + v, X::load(own + v) * dot);
+      }
     }
     gemm<T>(n, lanes, V, as_is(y, u.ldv), s.dt, kLanes, s.strip[1], kLanes, Store{});
     normalise(s.strip[0], s.strip[1], n, lanes, inverse, !u.g.causal, delta);  // causal: the own block has the same delta
