@@ -42,6 +42,8 @@ const char* const kLines[] = {
     "delta B=1 T=65 Hq=2 Hk=2 Hv=4 K=24 V=72 l2_norm=1 double_beta=1 with=initial_state pass=bwd",
     "delta B=1 T=45 Hq=2 Hk=2 Hv=2 K=16 V=16 chunk=7 pass=bwd threads=2",
     "delta B=1 T=50 Hq=1 Hk=1 Hv=1 K=1 V=1 pass=bwd",
+    // A thousandth is left of the states.
+    "delta B=1 T=60 Hq=2 K=1 Hk=2 Hv=2 V=4 N=4 l2_norm=1 with=cu_seqlens,initial_state skip=dout pass=bwd seed=426032",
     "gated_delta B=1 T=1301 Hq=1 Hk=1 Hv=1 K=16 V=48 other=g threads=7 pass=bwd with=initial_state",
     "gated_delta B=1 T=1301 Hq=1 Hk=1 Hv=1 K=16 V=48 threads=7 pass=bwd with=initial_state",
     "gated_delta B=2 T=67 Hq=2 Hk=2 Hv=6 K=40 V=24 other=g values=masked,mixed pass=bwd",

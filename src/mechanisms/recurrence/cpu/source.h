@@ -82,8 +82,9 @@ class RecurrenceSource final : public ChunkSource<T> {
     e.V = static_cast<int>(s_.V);
     e.gate = s_.per_channel ? Gate::channel : args.g.given() || args.g_head.given() ? Gate::scalar : Gate::none;
     e.beta = args.beta.given();
-    // The triangular system of more rows than channels corrects the same directions over and over, by subtraction.
-    if (e.beta && e.K < 8) e.chunk = 8;
+    // The triangular system of more rows than channels corrects the same directions over and over, by subtraction. Of one
+    // channel, 8 tokens may leave a ten-thousandth of the state, and of its digits three.
+    if (e.beta && e.K < 8) e.chunk = e.K == 1 ? 2 : 8;
     if (args.chunk > 0 && args.chunk < e.chunk) e.chunk = static_cast<int>(args.chunk);
     // The least common multiple of the heads that share a query, key or value head.
     if (s_.H > 0) {
