@@ -20,7 +20,8 @@ LINNET_INLINE auto by_type(Dtype dtype, const Body& body) {
 // divides: in float that loses more digits than the gates allow. These maps run their backward in double. So does a single
 // feature: it divides out, and what eps leaves of the gradient is such a difference; and so do favor's, all of which may be
 // close to favor_eps. With eps 0, focused runs in double both ways: a head whose channels are small beside those of the token's
-// other heads has features far below float's range, whose ratios count.
+// other heads has features far below float's range, whose ratios count. So does rebased over less than four keys: a query may
+// be nearly orthogonal to all of them, and the sum of packed squares that is their score then keeps few digits.
 template <class Body>
 LINNET_INLINE auto by_pass(const FeaturesArgs& args, Pass pass, const Body& body) {
   const FeaturesShape s = features_shape(args);
@@ -36,8 +37,10 @@ LINNET_INLINE auto by_pass(const FeaturesArgs& args, Pass pass, const Body& body
     case FeaturesMap::dpfp: vanishes = true; break;
     default: break;
   }
-  const bool tiny = s.map == FeaturesMap::focused && s.normalizer != Normalizer::none && s.eps == 0;
-  return by_type(tiny || (pass == Pass::backward && vanishes) ? Dtype::f64 : args.q.dtype, body);
+  const bool tiny = s.map == FeaturesMap::focused && s.eps == 0,
+             few = s.map == FeaturesMap::rebased && !args.causal && args.k.size[1] < 4;
+  const bool exact = s.normalizer != Normalizer::none && (tiny || few);
+  return by_type(exact || (pass == Pass::backward && vanishes) ? Dtype::f64 : args.q.dtype, body);
 }
 template <class T>
 inline constexpr Dtype kDtype = sizeof(T) == 8 ? Dtype::f64 : Dtype::f32;

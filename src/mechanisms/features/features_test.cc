@@ -64,6 +64,23 @@ TEST(Features, AgreesWithTheReference) {
   check::expect_agreement(lines);
 }
 
+// One key has the weight 1 however small its score is. (On a GPU the sums are in f32.)
+TEST(Features, OneKeyOfRebased) {
+  for (const Impl& impl : features_op().impls) {
+    if (impl.device == Device::cuda || !impl.missing().empty()) continue;
+    for (const char* dtype : {"f64", "f32", "bf16", "f16"}) {
+      check::Result result;
+      const Status status = check::run_line(
+          "features B=2 T=101 S=1 H=1 K=16 V=16 map=rebased normalizer=max eps=0 "
+          "with=gamma,beta pass=bwd seed=6405 dtype=" +
+              std::string(dtype) + " impl=" + impl.name,
+          &result);
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_TRUE(result.ok()) << result.text();
+    }
+  }
+}
+
 Tensors attention(int64_t T, uint64_t seed) {
   return {{"q", random_tensor({1, T, 2, 6}, seed)},
           {"k", random_tensor({1, T, 2, 6}, seed + 1)},
