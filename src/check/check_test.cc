@@ -396,6 +396,8 @@ TEST(Sample, EveryOperator) {
       Cost cost;
       ASSERT_TRUE(accepts(c, &cost).ok()) << to_text(c);
       EXPECT_LE(cost.flops, 2e8) << to_text(c);
+      const bool normalised = to_text(c).find(" normalize=1") != std::string::npos;
+      EXPECT_FALSE(normalised && contains(c.with, "initial_state") && !contains(c.with, "initial_z")) << to_text(c);
       empty += std::any_of(c.letters.begin(), c.letters.end(), [](const auto& pair) { return pair.second == 0; });
       backward += c.backward;
       strided += c.strided;

@@ -100,7 +100,17 @@ void draw_enough(Case* c) {
   // Normalised weights of one token, or of equal ones, average what they read: dq and dk are then what rounding leaves. So is
   // dq where a query has one feature, which divides out (LeastSize).
   const OptionDecl* averages = op.find_option(Effect::averages);
-  if (c->backward && averages != nullptr && chosen(averages->name, "1")) {
+  const bool normalised = averages != nullptr && chosen(averages->name, "1");
+  // A state [.., F, V] without its sums of features [.., F] has no part in the denominator: where all keys are masked it would
+  // be divided by eps.
+  for (const TensorDecl& sums : op.inputs) {
+    if (!normalised || sums.values != Values::feature_sums || !sums.optional || contains(c->with, sums.name)) continue;
+    const auto is_state = [&](const TensorDecl& decl) {
+      return decl.shape == sums.shape + " V" && contains(c->with, decl.name);
+    };
+    if (std::any_of(op.inputs.begin(), op.inputs.end(), is_state)) c->with.push_back(sums.name);
+  }
+  if (c->backward && normalised) {
     std::erase(c->values, "repeated");
     for (auto& [letter, value] : c->letters) {
       if (counts_of(letter) == Counts::tokens && value == 1) value = 2;
