@@ -64,11 +64,11 @@ TEST(Features, AgreesWithTheReference) {
   check::expect_agreement(lines);
 }
 
-// One key has the weight 1 however small its score is. (On a GPU the sums are in f32.)
+// One key has the weight 1 however small its score is: on the CPU, where the type is not double already.
 TEST(Features, OneKeyOfRebased) {
   for (const Impl& impl : features_op().impls) {
     if (impl.device == Device::cuda || !impl.missing().empty()) continue;
-    for (const char* dtype : {"f64", "f32", "bf16", "f16"}) {
+    for (const char* dtype : {"f32", "bf16", "f16"}) {
       check::Result result;
       const Status status = check::run_line(
           "features B=2 T=101 S=1 H=1 K=16 V=16 map=rebased normalizer=max eps=0 "
