@@ -49,6 +49,7 @@ std::string step_text(const Record& record, const Step& step) {
     case StepKind::op: return step.op->name + "(" + inputs + ")";
     case StepKind::map: return step.expression + "    " + inputs;
     case StepKind::concat: return "concat(" + inputs + ")";
+    case StepKind::experts: return std::to_string(step.top) + " experts(" + inputs + ")";
     case StepKind::view: return "";
   }
   return "";

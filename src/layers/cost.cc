@@ -32,6 +32,16 @@ Status record_cost(const Record& record, int64_t batch, int64_t tokens, int64_t 
     const double results =
         static_cast<double>(dummy(record.values[static_cast<size_t>(step.result)].shape, activations, sizes).elements());
     if (step.kind == StepKind::view) continue;
+    if (step.kind == StepKind::experts) {  // weights of the experts that run are read once, x and the result once for each
+      const double rows = static_cast<double>(batch * tokens), width = results / std::max(rows, 1.0);
+      const double matrices =
+          3 * width * static_cast<double>(record.values[static_cast<size_t>(step.inputs[2].second)].shape[0]);
+      const double chosen = rows * static_cast<double>(step.top);
+      const double run = std::min(static_cast<double>((step.inputs.size() - 2) / 3), chosen);
+      cost->flops += 2 * chosen * matrices;
+      cost->bytes += (run * matrices + 2 * chosen * width) * element;
+      continue;
+    }
     if (step.kind != StepKind::op) {
       double read = 0, most = results;
       for (const auto& [name, id] : step.inputs) {

@@ -50,6 +50,7 @@ const char* kind_name(StepKind kind) {
     case StepKind::map: return "map";
     case StepKind::view: return "view";
     case StepKind::concat: return "concat";
+    case StepKind::experts: return "experts";
   }
   return "";
 }
@@ -107,6 +108,7 @@ void describe(const Record& record, JsonWriter& json) {
     if (step.kind == StepKind::op) json.member("op", step.op->name).member("output", step.output);
     if (step.kind == StepKind::map) json.member("expression", step.expression).member("positional", step.positional);
     if (step.kind == StepKind::concat) json.member("interleaved", step.interleaved);
+    if (step.kind == StepKind::experts) json.member("top", step.top).member("normalised", step.normalised);
     if (step.kind == StepKind::view) {
       json.member("view", view_name(step.view)).member("begin", step.begin).member("size", step.size);
       json.member("stride", step.stride);
@@ -117,7 +119,7 @@ void describe(const Record& record, JsonWriter& json) {
       reference(record, id, json);
     }
     json.end_object();
-    if (step.kind == StepKind::op) {
+    if (step.kind == StepKind::op || step.kind == StepKind::experts) {
       json.key("options").begin_object();
       for (const Setting& option : step.options) json.member(option.name, option.text);
       json.end_object();

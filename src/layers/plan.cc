@@ -57,6 +57,10 @@ const TensorDecl* initial_of(const Op& op, const std::string& state) {
   return decl != nullptr ? decl : op.find_input(state);
 }
 
+int64_t inner_of(const Record& record, const Step& experts) {  // inputs: x, weights, gate of the first one, ..
+  return record.values[static_cast<size_t>(experts.inputs[2].second)].shape[0];
+}
+
 using MapForward = void (*)(const MapCall&, const Launch&);
 using MapWorkspace = int64_t (*)(const MapCall&, int);
 Status map_kernel(Device device, MapForward* forward, MapWorkspace* workspace) {
@@ -207,6 +211,12 @@ int64_t PlanBuilder::layout(const Shape4Call& call, bool keep_values) {
     }
     states = std::max(states, bytes);
   }
+  for (const Step& step : record_.steps) {
+    if (step.kind != StepKind::experts) continue;
+    const ValueInfo& x = record_.values[static_cast<size_t>(step.inputs[0].second)];
+    states = std::max(states, Experts::room_bytes(size_of(x.shape[0]) * size_of(x.shape[1]), x.shape[2],
+                                                  inner_of(record_, step), dtype_of(x)));
+  }
   narrow_ = temporary_ + aligned(states);
   int64_t operands = 0;
   for (const Step& step : record_.steps) {
@@ -348,28 +358,18 @@ Status PlanBuilder::add_op(const Step& step, const Op& op, const std::vector<Set
     LINNET_TRY(about(call.set_option(position->name, std::to_string(piece->position))));
   }
   if (packed != nullptr) {
-    LINNET_TRY(about(call.set("codes", packed->packed.codes)));
-    LINNET_TRY(about(call.set(run->find_input("scales") != nullptr ? "scales" : "scale", packed->packed.scale)));
-    if (packed->packed.offset.given()) LINNET_TRY(about(call.set("offset", packed->packed.offset)));
-    LINNET_TRY(about(call.set_option("bits", packed->packed.bits == 4 ? "4" : "8")));
-    if (run->find_option("rounding") != nullptr) {
-      LINNET_TRY(about(call.set_option("rounding", packed->packed.rounding)));
+    int64_t outputs = 0;
+    for (const auto& [name, id] : step.inputs) {
+      if (name == "weight" || name == "table") outputs = record_.values[static_cast<size_t>(id)].shape[0];
     }
+    LINNET_TRY(about(set_packed(packed->packed, outputs, &call)));
   }
   const auto skipped = [&](const std::string& name) {
     if (packed != nullptr && (name == "weight" || name == "table")) return true;
     return std::any_of(extras.begin(), extras.end(), [&](const Extra& extra) { return extra.name == name; });
   };
-  int64_t outputs = 0;  // of a quantised product
   for (const auto& [name, id] : step.inputs) {
-    if (packed != nullptr && (name == "weight" || name == "table")) {
-      outputs = record_.values[static_cast<size_t>(id)].shape[0];
-    }
-    if (skipped(name)) continue;
-    LINNET_TRY(about(call.set(name, sliced(id, piece))));
-  }
-  if (packed != nullptr && run->find_option("outputs") != nullptr) {
-    LINNET_TRY(about(call.set_option("outputs", std::to_string(outputs))));
+    if (!skipped(name)) LINNET_TRY(about(call.set(name, sliced(id, piece))));
   }
   for (const Extra& extra : extras) LINNET_TRY(about(call.set(extra.name, extra.view)));
   const std::string output = run->find_output(step.output) != nullptr ? step.output : "out";  // a decode form may have one
@@ -386,20 +386,11 @@ Status PlanBuilder::add_op(const Step& step, const Op& op, const std::vector<Set
                      dtype_name(result.dtype));
   }
   const Context context{.executor = executor_, .impl = options_.impl.empty() ? nullptr : options_.impl.c_str()};
-  auto ready = std::make_unique<Plan::ReadyOp>();
-  LINNET_TRY(about(choose_impl(*run, Pass::forward, context, options_.device, call.prepared_args(), nullptr, &ready->impl)));
-  ready->args_bytes = static_cast<size_t>(aligned(static_cast<int64_t>(run->args_bytes)));
-  ready->memory.reset(new char[ready->args_bytes + run->out_bytes]);
-  std::memcpy(ready->args(), call.prepared_args(), run->args_bytes);
-  std::memcpy(ready->out(), call.out(), run->out_bytes);
+  std::unique_ptr<ReadyOp> ready;
+  LINNET_TRY(about(ReadyOp::make(call, context, options_.device, &ready)));
   plan_->workspace_ = std::max(plan_->workspace_, ready->impl->workspace(ready->args(), Pass::forward, executor_->workers()));
 
-  const auto address = [&](const std::string& name) -> View* {
-    if (const TensorDecl* decl = run->find_input(name)) {
-      return reinterpret_cast<View*>(static_cast<char*>(ready->args()) + decl->offset);
-    }
-    return reinterpret_cast<View*>(static_cast<char*>(ready->out()) + run->find_output(name)->offset);
-  };
+  const auto address = [&](const std::string& name) { return ready->tensor(name); };
   for (const auto& [name, id] : step.inputs) {
     if (!skipped(name)) patch(id, *address(name), &address(name)->data);
   }
@@ -749,9 +740,32 @@ Status PlanBuilder::add_memory_step(int index, const Step& step) {
   return {};
 }
 
+Status PlanBuilder::add_experts(const Step& step) {
+  auto experts = std::make_unique<Experts>();
+  experts->x = value(step.inputs[0].second);
+  experts->weights = value(step.inputs[1].second);
+  experts->out = value(step.result);
+  std::vector<const Weight*> list;
+  for (size_t i = 2; i < step.inputs.size(); ++i) {
+    list.push_back(&weights_[static_cast<size_t>(record_.values[static_cast<size_t>(step.inputs[i].second)].index)]);
+  }
+  std::vector<Experts::Parts> parts;
+  for (size_t i = 0; i < list.size(); i += 3) parts.push_back({list[i], list[i + 1], list[i + 2]});
+  const Status made =
+      experts->make(step, parts, inner_of(record_, step), options_, *executor_, arena_ + temporary_, &plan_->workspace_);
+  if (!made.ok()) return {made.code(), record_.name + ": " + step.name + ": " + made.message()};
+  patch(step.inputs[0].second, experts->x, &experts->x.data);
+  patch(step.inputs[1].second, experts->weights, &experts->weights.data);
+  patch(step.result, experts->out, &experts->out.data);
+  plan_->actions_.push_back({Plan::Kind::experts, static_cast<int>(plan_->experts_.size())});
+  plan_->experts_.push_back(std::move(experts));
+  return {};
+}
+
 Status PlanBuilder::add_step(int index) {
   const Step& step = record_.steps[static_cast<size_t>(index)];
   if (step.kind == StepKind::view) return {};
+  if (step.kind == StepKind::experts) return add_experts(step);
   const bool in_pieces = !call_->pieces.empty();
   if (step.kind == StepKind::concat) {
     MapProgram identity;
@@ -892,11 +906,8 @@ Status Plan::run(const Shape4Call& call, Executor* executor, char* workspace) {
 void Plan::run(const Action& action, const Shape4Call& call, const Launch& launch) {
   const size_t index = static_cast<size_t>(action.index);
   switch (action.kind) {
-    case Kind::op: {
-      ReadyOp& op = *ops_[index];
-      op.impl->forward(op.args(), op.out(), launch);
-      break;
-    }
+    case Kind::op: ops_[index]->run(launch); break;
+    case Kind::experts: experts_[index]->run(launch); break;
     case Kind::map: maps_[index]->forward(maps_[index]->call, launch); break;
     case Kind::copy:
       if (device_ == Device::cuda) {

@@ -6,21 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "core/call/call.h"
+#include "layers/experts.h"
+#include "layers/ready.h"
 #include "layers/record.h"
 #include "layers/runner.h"
 #include "layers/state.h"
 
 namespace linnet::layers {
-
-// A bound parameter: a view for every operator, or what dense_quantised takes in its place.
-struct Weight {
-  View view;
-  bool quantised = false;
-  Quantised packed;
-  std::shared_ptr<std::vector<double>> memory;  // of a converted copy
-  std::vector<std::shared_ptr<char>> copies;    // on the GPU
-};
 
 // The part of a call that one State serves, or one packed sequence.
 struct Piece {
@@ -49,13 +41,6 @@ class Plan {
  private:
   friend class PlanBuilder;
 
-  struct ReadyOp {
-    const Impl* impl = nullptr;
-    std::unique_ptr<char[]> memory;  // args, then out
-    size_t args_bytes = 0;
-    void* args() { return memory.get(); }
-    void* out() { return memory.get() + args_bytes; }
-  };
   struct ReadyMap {
     MapProgram program;
     MapCall call;
@@ -64,7 +49,7 @@ class Plan {
   struct Copy {  // of equal shapes and types
     View from, to;
   };
-  enum class Kind { op, map, copy, lengths };
+  enum class Kind { op, map, copy, lengths, experts };
   struct Action {
     Kind kind;
     int index;
@@ -93,6 +78,7 @@ class Plan {
   std::vector<std::unique_ptr<ReadyOp>> ops_;
   std::vector<std::unique_ptr<ReadyMap>> maps_;
   std::vector<std::unique_ptr<Copy>> copies_;
+  std::vector<std::unique_ptr<Experts>> experts_;
   std::vector<View> lengths_;  // of caches that a forward operator has filled
   std::vector<int> length_pieces_;
   std::vector<int64_t> length_values_;  // -1: position + tokens
@@ -152,6 +138,7 @@ class PlanBuilder {
                  const Piece* piece, int piece_index);
   Status add_step(int index);
   Status add_memory_step(int index, const Step& step);
+  Status add_experts(const Step& step);
   void add_copy(const View& from, const View& to);
   void add_lengths(const View& lengths, int piece, int64_t value);
   Status add_bounded(const Step& step, const Piece& piece, int number, const std::vector<int>& states, const CacheBound& bound);
@@ -167,7 +154,7 @@ class PlanBuilder {
   std::vector<View> constants_;
   std::vector<bool> folded_;  // values that depend on parameters alone
   int64_t folded_bytes_ = 0;
-  int64_t temporary_ = 0;  // where final states of one step lie,
+  int64_t temporary_ = 0;  // where final states of one step lie, or what its experts need,
   int64_t narrow_ = 0;     // and rounded operands of a softmax step
   int output_root_ = -1;   // the value that lies in the caller's out
   bool copy_out_ = false;

@@ -212,9 +212,11 @@ Value Recorder::input(std::string name, Shape shape, bool integers) {
 
 Value Recorder::weight(std::string name, Shape shape, Init init, Alias alias, std::string doc) {
   Parameter parameter{.name = scope_ + name, .doc = std::move(doc), .shape = shape, .init = init, .alias = std::move(alias)};
-  if (const Parameter* same = record_.find_parameter(parameter.name)) {  // tied: one tensor, read twice
-    require(same->shape == shape, parameter.name + " is " + shape_text(same->shape) + " and " + shape_text(shape));
-    return same->value;
+  const auto [at, fresh] = parameters_.emplace(parameter.name, static_cast<int>(record_.parameters.size()));
+  if (!fresh) {  // tied: one tensor, read twice
+    const Parameter& same = record_.parameters[static_cast<size_t>(at->second)];
+    require(same.shape == shape, parameter.name + " is " + shape_text(same.shape) + " and " + shape_text(shape));
+    return same.value;
   }
   parameter.value = add({.name = parameter.name,
                          .shape = std::move(shape),
@@ -303,6 +305,37 @@ Value Recorder::dense(Value x, Value weight, Value bias, std::string name) {
     if (name.size() > 7 && name.compare(name.size() - 7, 7, ".weight") == 0) name.resize(name.size() - 7);
   }
   return op("dense", {{"x", rows}, {"weight", weight}, {"bias", bias}}, {}, name);
+}
+
+Value Recorder::experts(Value x, Value weights, const std::vector<Expert>& list, int64_t top, bool normalised,
+                        const std::string& act) {
+  if (!status_.ok()) return {};
+  const Shape from = shape(x);
+  const int64_t count = static_cast<int64_t>(list.size()), channels = from.back();
+  Shape wanted = from;
+  wanted.back() = count;
+  if (!require(from.size() == 3 && shape(weights) == wanted && top >= 1 && top <= count,
+               "experts: x is " + shape_text(from) + ", the weights are " + shape_text(shape(weights)) + " for " +
+                   std::to_string(count) + " experts, of which each token runs " + std::to_string(top))) {
+    return {};
+  }
+  Step step{.kind = StepKind::experts, .options = {{"act", act}}, .top = top, .normalised = normalised};
+  step.inputs = {{"x", x.id}, {"weights", weights.id}};
+  const int64_t inner = shape(list[0].gate)[0];
+  for (int64_t e = 0; e < count; ++e) {
+    const Expert& expert = list[static_cast<size_t>(e)];
+    if (!require(shape(expert.gate) == Shape{inner, channels} && shape(expert.up) == Shape{inner, channels} &&
+                     shape(expert.down) == Shape{channels, inner},
+                 "experts: expert " + std::to_string(e) + " has other shapes than the first one")) {
+      return {};
+    }
+    const std::string number = std::to_string(e) + ".";
+    step.inputs.emplace_back(number + "gate", expert.gate.id);
+    step.inputs.emplace_back(number + "up", expert.up.id);
+    step.inputs.emplace_back(number + "down", expert.down.id);
+  }
+  record_.values[static_cast<size_t>(weights.id)].acc = true;
+  return add_step(std::move(step), from, "experts");
 }
 
 Value Recorder::map(std::string expression, std::vector<Named> inputs, std::string name) {
@@ -457,18 +490,18 @@ Value Recorder::output(Value y) {
 Status Recorder::finish(Record* record) {
   if (!status_.ok()) return status_;
   if (record_.output < 0) return bad_input(record_.name + ": the record has no output");
-  for (Parameter& parameter : record_.parameters) {
-    bool read = false;
-    parameter.dense_only = true;
-    for (const Step& step : record_.steps) {
-      for (const auto& [name, value] : step.inputs) {
-        if (value != parameter.value.id) continue;
-        read = true;
-        const bool dense = step.kind == StepKind::op && (step.op->name == "dense" || step.op->name == "embedding");
-        parameter.dense_only &= dense && (name == "weight" || name == "table");
-      }
+  std::vector<bool> read(record_.values.size(), false), otherwise(record_.values.size(), false);  // than by products
+  for (const Step& step : record_.steps) {
+    const bool dense = step.kind == StepKind::op && (step.op->name == "dense" || step.op->name == "embedding");
+    for (const auto& [name, value] : step.inputs) {
+      read[static_cast<size_t>(value)] = true;
+      if (step.kind == StepKind::experts || (dense && (name == "weight" || name == "table"))) continue;
+      otherwise[static_cast<size_t>(value)] = true;
     }
-    parameter.dense_only &= read;
+  }
+  for (Parameter& parameter : record_.parameters) {
+    const size_t value = static_cast<size_t>(parameter.value.id);
+    parameter.dense_only = read[value] && !otherwise[value];
   }
   *record = std::move(record_);
   return {};

@@ -10,14 +10,16 @@
 //   LINNET_TRY(l.finish(&record));
 //
 // A step is an operator of the library (its own declaration checks it here and now), a map (a small elementwise expression,
-// map.h), or a view. Sizes are numbers, kB (rows of the batch) or kT (tokens). What follows from a record without being told:
-// the parameters, the states of its operators, prefill and decode (runner.h), costs (cost.h), JSON (describe.h).
+// map.h), a view, or a mixture of experts (experts.h). Sizes are numbers, kB (rows of the batch) or kT (tokens). What follows
+// from a record without being told: the parameters, the states of its operators, prefill and decode (runner.h), costs (cost.h),
+// JSON (describe.h).
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -102,7 +104,7 @@ struct Parameter {
   Value value;
 };
 
-enum class StepKind { op, map, view, concat };
+enum class StepKind { op, map, view, concat, experts };
 enum class ViewKind { split, join, slice, reshape, last, column, drop_token };
 
 struct Step {
@@ -110,7 +112,7 @@ struct Step {
   std::string name;                                 // unique in the record; names the state
   const Op* op = nullptr;                           // kind op
   std::vector<std::pair<std::string, int>> inputs;  // (the operator's or the expression's name, value)
-  std::vector<Setting> options;                     // kind op
+  std::vector<Setting> options;                     // kind op; experts: those of glu
   std::string output;                               // the operator's output that is taken
   std::string expression;                           // kind map
   MapProgram program;
@@ -118,7 +120,14 @@ struct Step {
   ViewKind view = ViewKind::split;          // kind view
   int64_t begin = 0, size = 0, stride = 1;  // slice: the channels; split: heads
   bool interleaved = false;                 // kind concat: a0 b0 a1 b1 .. instead of a0 a1 .. b0 b1 ..
+  int64_t top = 0;                          // kind experts: how many each token runs,
+  bool normalised = false;                  // and whether their weights are divided by their sum
   int result = -1;                          // value
+};
+
+// The matrices of a gated feed-forward: down (act(gate x) * up x).
+struct Expert {
+  Value gate, up, down;  // [inner, C], [inner, C], [C, inner]
 };
 
 enum class Source { input, parameter, constant, step };
@@ -169,6 +178,9 @@ class Recorder {
   Value op(std::string_view op, std::vector<Named> inputs, std::vector<Setting> options = {}, std::string name = "",
            std::string output = "out");
   Value dense(Value x, Value weight, Value bias = {}, std::string name = "");
+  // Each token of x [B, T, C] runs the `top` experts of the largest weights [B, T, E] and adds their results times these
+  // weights.
+  Value experts(Value x, Value weights, const std::vector<Expert>& list, int64_t top, bool normalised, const std::string& act);
   Value map(std::string expression, std::vector<Named> inputs, std::string name = "");
   Value split(Value x, int64_t heads);                                   // [.., heads * D] -> [.., heads, D]
   Value join(Value x);                                                   // [.., H, D] -> [.., H * D]
@@ -211,6 +223,7 @@ class Recorder {
   std::string below_scope(const std::string& name) const;
 
   Record record_;
+  std::unordered_map<std::string, int> parameters_;  // by name
   std::string scope_;
   Status status_;
 };

@@ -136,6 +136,10 @@ Status Runner::make(Record record, const RunnerOptions& options, Runner* runner)
     if (options.activations == Dtype::f64)
       return bad_input(record.name + ": activations are f64, the CUDA kernels have no f64");
   }
+  const auto mixes = [](const Step& step) { return step.kind == StepKind::experts; };
+  if (options.device == Device::cuda && std::any_of(record.steps.begin(), record.steps.end(), mixes)) {
+    return impossible(record.name + ": its feed-forward is a mixture of experts, which runs on the CPU alone so far");
+  }
   auto inner = std::make_unique<Inner>();
   inner->record = std::move(record);
   inner->options = options;
