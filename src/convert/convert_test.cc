@@ -184,8 +184,9 @@ TEST(Plan, TrainedMechanisms) {
 }
 
 TEST(Convert, EveryFamilyWithinItsBudgetAndReadable) {
-  for (const char* family : {"llama", "qwen2", "qwen3", "gpt2", "bert", "vit", "mistral", "smollm3", "phi3", "olmo2", "gemma",
-                             "gemma2", "gpt_neox", "phi", "stablelm", "starcoder2", "roberta", "distilbert"}) {
+  for (const char* family : {"llama",    "qwen2",      "qwen3",   "gpt2",       "bert",    "vit",       "mistral",
+                             "smollm3",  "phi3",       "olmo2",   "gemma",      "gemma2",  "gpt_neox",  "phi",
+                             "stablelm", "starcoder2", "roberta", "distilbert", "mixtral", "qwen2_moe", "granitemoeshared"}) {
     SCOPED_TRACE(family);
     ConvertOptions o = options_of(family, std::string("out_") + family);
     if (std::string(family) == "vit") o.length = 0, o.windows = {4, 8, 16};

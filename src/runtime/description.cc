@@ -142,6 +142,34 @@ class ModelRecorder {
 
   Value mlp(const MlpSpec& spec, Value x) {
     Recorder::Scope scope(l_, "mlp");
+    return scaled(spec.kind == MlpSpec::Kind::experts ? experts(spec, x) : feed_forward(spec, x));
+  }
+
+  Value experts(const MlpSpec& spec, Value x) {
+    const Value scores = l_.dense(x, l_.weight("router.weight", {spec.experts, d_.hidden}, layers::normal(0.02)));
+    const Value shares = l_.map("exp(x - amax(x)) / sum(exp(x - amax(x)))", {{"x", scores}}, "router_weights");
+    std::vector<layers::Expert> list;
+    for (int64_t e = 0; e < spec.experts; ++e) {
+      Recorder::Scope scope(l_, "experts." + std::to_string(e));
+      const auto weight = [&](const char* name, int64_t out, int64_t in) {
+        return l_.weight(name, {out, in}, layers::normal(0.02));
+      };
+      list.push_back({weight("gate_proj.weight", spec.inner, d_.hidden), weight("up_proj.weight", spec.inner, d_.hidden),
+                      weight("down_proj.weight", d_.hidden, spec.inner)});
+    }
+    const Value y = l_.experts(x, shares, list, spec.top, spec.normalised, spec.act);
+    if (spec.shared == 0) return y;
+    Value shared;
+    {
+      Recorder::Scope scope(l_, "shared_expert");
+      shared = feed_forward({.kind = MlpSpec::Kind::glu, .act = spec.act, .inner = spec.shared}, x);
+    }
+    if (!spec.shared_gate) return add(y, shared);
+    const Value gate = l_.dense(x, l_.weight("shared_expert_gate.weight", {1, d_.hidden}, layers::normal(0.02)));
+    return l_.map("y + sigmoid(gate) * shared", {{"y", y}, {"gate", gate}, {"shared", shared}}, "shared_expert_sum");
+  }
+
+  Value feed_forward(const MlpSpec& spec, Value x) {
     const auto map = [&](const char* name, Value from, int64_t in, int64_t out) {
       const std::string stem = name;
       const Value bias = spec.bias ? l_.weight(stem + ".bias", {out}, layers::zeros()) : Value();
@@ -159,7 +187,7 @@ class ModelRecorder {
     } else {
       y = l_.op("activation", {{"x", map("up_proj", x, d_.hidden, spec.inner)}}, {{"act", spec.act}});
     }
-    return scaled(map("down_proj", y, spec.inner, d_.hidden));
+    return map("down_proj", y, spec.inner, d_.hidden);
   }
 
   Value block(const BlockSpec& spec, Value x) {
@@ -196,18 +224,23 @@ class ModelRecorder {
   Recorder l_;
 };
 
-// Whether `name` fits the pattern; the number that `#` met and what `*` met.
-bool fits(const std::string& pattern, const std::string& name, std::string* number, std::string* rest) {
+// What the signs of a pattern stand for.
+struct Meant {
+  std::string layer, expert, rest;  // # @ *
+};
+
+// Whether `name` fits the pattern; what its signs met.
+bool fits(const std::string& pattern, const std::string& name, Meant* meant) {
   size_t n = 0;
   for (size_t p = 0; p < pattern.size(); ++p) {
-    if (pattern[p] == '#') {
+    if (pattern[p] == '#' || pattern[p] == '@') {
       const size_t begin = n;
       while (n < name.size() && std::isdigit(static_cast<unsigned char>(name[n]))) ++n;
       if (n == begin) return false;
-      *number = name.substr(begin, n - begin);
+      (pattern[p] == '#' ? meant->layer : meant->expert) = name.substr(begin, n - begin);
     } else if (pattern[p] == '*') {
-      *rest = name.substr(n);
-      return !rest->empty();
+      meant->rest = name.substr(n);
+      return !meant->rest.empty();
     } else if (n >= name.size() || name[n++] != pattern[p]) {
       return false;
     }
@@ -233,14 +266,16 @@ Status record_norm(const Description& d, layers::Record* record) { return ModelR
 const NameRule* find_name(const Description& d, const std::string& ours, std::string* theirs, const NameRule* behind) {
   for (const NameRule& rule : d.names) {
     if (behind != nullptr && &rule <= behind) continue;
-    std::string number, rest;
-    if (!fits(rule.ours, ours, &number, &rest)) continue;
+    Meant meant;
+    if (!fits(rule.ours, ours, &meant)) continue;
     theirs->clear();
     for (const char c : rule.theirs) {
       if (c == '#') {
-        *theirs += number;
+        *theirs += meant.layer;
+      } else if (c == '@') {
+        *theirs += meant.expert;
       } else if (c == '*') {
-        *theirs += rest;
+        *theirs += meant.rest;
       } else {
         *theirs += c;
       }
@@ -248,6 +283,12 @@ const NameRule* find_name(const Description& d, const std::string& ours, std::st
     return &rule;
   }
   return nullptr;
+}
+
+int64_t expert_of(const std::string& ours) {
+  const std::string mark = ".mlp.experts.";
+  const size_t at = ours.find(mark);
+  return at == std::string::npos ? 0 : std::atoll(ours.c_str() + at + mark.size());
 }
 
 Status describe_model(Config& config, Description& out) {

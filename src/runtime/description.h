@@ -5,6 +5,8 @@
 //   embed_tokens.weight [vocabulary, hidden]     embed_positions.weight, embed_types.weight, embed_norm.*, patches.*
 //   layers.<i>.input_layernorm.*                 layers.<i>.post_attention_layernorm.*
 //   layers.<i>.self_attn.<name of the layer>     layers.<i>.mlp.gate_proj|up_proj|down_proj.*
+//   layers.<i>.mlp.router.weight [experts, hidden], layers.<i>.mlp.experts.<e>.gate_proj|up_proj|down_proj.weight,
+//   layers.<i>.mlp.shared_expert.gate_proj|up_proj|down_proj.weight, layers.<i>.mlp.shared_expert_gate.weight [1, hidden]
 //   norm.*                                       lm_head.weight [vocabulary, hidden], or the table of embed_tokens where tied
 #pragma once
 
@@ -20,7 +22,7 @@
 namespace linnet {
 
 inline constexpr int64_t kMaxLayers = 1000, kMaxHeads = 1024, kMaxWidth = int64_t{1} << 20,
-                         kMaxVocabularyRows = int64_t{1} << 24;
+                         kMaxVocabularyRows = int64_t{1} << 24, kMaxExperts = 1024;
 
 enum class BlockOrder {
   pre,       // x += mixer(norm(x)); x += mlp(norm(x))
@@ -34,10 +36,16 @@ enum class BlockOrder {
 const char* block_order_name(BlockOrder order);
 
 struct MlpSpec {
-  enum class Kind { none, glu, plain } kind = Kind::glu;
+  enum class Kind { none, glu, plain, experts } kind = Kind::glu;  // experts: gated ones, of which each token runs `top`
   std::string act = "silu";  // of the operator activation; plain ones know xielu, too, which has two parameters
-  int64_t inner = 0;
+  int64_t inner = 0;         // of one expert
   bool bias = false;
+  // An expert's weight is its share in the softmax over all of them; normalised: divided by the sum of those that are chosen,
+  // which is the softmax over the chosen ones alone.
+  int64_t experts = 0, top = 0;
+  bool normalised = true;
+  int64_t shared = 0;        // inner size of one more expert that every token runs; 0: none
+  bool shared_gate = false;  // times sigmoid(a row times x)
 };
 
 struct BlockSpec {
@@ -49,7 +57,8 @@ struct BlockSpec {
   std::string label;                // what stands in softmax's place in a converted model: "window 512 + 4"
 };
 
-// How a tensor of the model is found in files: `#` stands for the number of a layer, `*` at the end for the rest of the name.
+// How a tensor of the model is found in files: `#` stands for the number of a layer, `@` for that of an expert, `*` at the end
+// for the rest of the name.
 struct NameRule {
   std::string ours, theirs;
   bool transposed = false;       // [in, out] in the file
@@ -57,6 +66,7 @@ struct NameRule {
   int64_t permuted_heads = 0;    // rows of each head are in the order of interleaved pairs: GGUF's q and k of llama
   int64_t joined_heads = 0;      // the parts lie head by head: q k v of head 0, q k v of head 1, ..
   int64_t first = 0, total = 0;  // instead of part / parts: rows from `first` on of a tensor of `total` rows, or of each head's
+  int64_t stacked = 0;           // all so many experts lie in one tensor, one behind the other
   bool or_next = false;          // where files have no such tensor the next rule that fits is tried
 };
 
@@ -106,5 +116,7 @@ Status record_norm(const Description& d, layers::Record* record);  // only where
 
 // The rule for one of our names, and the name it gives; null when none fits. Only rules behind `behind` where that is given.
 const NameRule* find_name(const Description& d, const std::string& ours, std::string* theirs, const NameRule* behind = nullptr);
+// The number of the expert that a tensor of ours belongs to; 0 where it belongs to none.
+int64_t expert_of(const std::string& ours);
 
 }  // namespace linnet

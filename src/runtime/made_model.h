@@ -41,7 +41,9 @@ inline std::string config_of(const std::string& family, const std::string& more 
              "max_position_embeddings": 2048, "tie_word_embeddings": true, "eos_token_id": 256, "hidden_act": "gelu_new",
              "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8, 
              "use_parallel_residual": true, "partial_rotary_factor": 0.5, "rotary_pct": 0.5, "sliding_window": null,
-             "attn_logit_softcapping": null, "final_logit_softcapping": 30.0)" +
+             "attn_logit_softcapping": null, "final_logit_softcapping": 30.0, "num_experts": 5, "num_experts_per_tok": 2,
+             "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "shared_intermediate_size": 40,
+             "mlp_only_layers": [1])" +
          rest;
 }
 
@@ -110,7 +112,7 @@ inline Status make(const std::string& folder, const std::string& json, uint64_t 
       std::string theirs;
       const NameRule* rule = find_name(d, p.name, &theirs);
       if (rule == nullptr) return bad_input(p.name + " has no name");
-      if (tensors.count(theirs) != 0 && rule->parts == 1 && rule->total == 0) continue;
+      if (tensors.count(theirs) != 0 && rule->parts == 1 && rule->total == 0 && rule->stacked == 0) continue;
       std::vector<double> values = layers::initial_values(p.init, p.shape, p.name, seed);
       // Scores that differ, so that attention matters.
       if (p.name.find("q_proj.weight") != std::string::npos || p.name.find("k_proj.weight") != std::string::npos) {
@@ -128,7 +130,7 @@ inline Status make(const std::string& folder, const std::string& json, uint64_t 
       t.values.resize(static_cast<size_t>(all * columns));
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < columns; ++c) {
-          const int64_t row = source_row(*rule, r, rows), at = turned ? c * all + row : row * columns + c;
+          const int64_t row = source_row(*rule, r, rows, expert_of(p.name)), at = turned ? c * all + row : row * columns + c;
           t.values[static_cast<size_t>(at)] = static_cast<float>(values[static_cast<size_t>(r * columns + c)]);
         }
       }

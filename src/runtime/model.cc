@@ -166,8 +166,11 @@ Status Model::Inner::summarize(const std::string& path) {
     const std::string mixer = spec.mixer.empty() ? "none" : spec.mixer;
     ModelSummary::Block block{block_order_name(spec.order.value_or(d.order)), spec.label.empty() ? mixer : spec.label, "none"};
     if (spec.mlp.kind != MlpSpec::Kind::none) {
-      block.mlp =
-          (spec.mlp.kind == MlpSpec::Kind::glu ? "glu " : "plain ") + spec.mlp.act + " " + std::to_string(spec.mlp.inner);
+      const MlpSpec& mlp = spec.mlp;
+      const bool experts = mlp.kind == MlpSpec::Kind::experts;
+      block.mlp = (mlp.kind == MlpSpec::Kind::plain ? "plain " : "glu ") + mlp.act + " " + std::to_string(mlp.inner);
+      if (experts) block.mlp += ", " + std::to_string(mlp.top) + " of " + std::to_string(mlp.experts) + " experts";
+      if (experts && mlp.shared > 0) block.mlp += " and " + std::to_string(mlp.shared);
     }
     const std::string prefix = "layers." + std::to_string(i) + ".";
     for (const layers::Parameter& parameter : body.record().parameters) {

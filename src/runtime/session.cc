@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kMostPiece = 2048, kLeastPiece = 128, kBetween = int64_t{48} << 20;
 int64_t piece_of(const Description& d) {
   int64_t inner = 0;
-  for (const BlockSpec& block : d.blocks) inner = std::max(inner, block.mlp.inner);
+  for (const BlockSpec& block : d.blocks) inner = std::max({inner, block.mlp.inner, block.mlp.shared});
   return std::clamp(kBetween / (4 * (3 * inner + 4 * d.hidden)) / 64 * 64, kLeastPiece, kMostPiece);
 }
 constexpr const char* kStateFormat = "linnet session 1";

@@ -49,9 +49,15 @@ uint64_t hash(uint64_t h, const void* data, size_t bytes) {
 
 }  // namespace
 
-int64_t source_rows(const NameRule& rule, int64_t rows) { return rule.total > 0 ? rule.total : rows * rule.parts; }
+int64_t source_rows(const NameRule& rule, int64_t rows) {
+  return (rule.total > 0 ? rule.total : rows * rule.parts) * std::max<int64_t>(rule.stacked, 1);
+}
 
-int64_t source_row(const NameRule& rule, int64_t row, int64_t rows) {
+int64_t source_row(const NameRule& rule, int64_t row, int64_t rows, int64_t expert) {
+  if (rule.stacked > 0) {
+    const int64_t before = expert * (source_rows(rule, rows) / rule.stacked);
+    return before + (rule.total > 0 ? rule.first : rule.part * rows) + row;
+  }
   if (rule.joined_heads > 0) {
     const int64_t width = rows / rule.joined_heads;
     if (rule.total > 0) return row / width * (rule.total / rule.joined_heads) + rule.first + row % width;
@@ -182,6 +188,7 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
   std::vector<int64_t> found = t->shape;
   while (found.size() > wanted.size() && found.front() == 1) found.erase(found.begin());
   if (found.size() == 3 && wanted.size() == 2 && found[1] == 1) found.erase(found.begin() + 1);
+  if (rule->stacked > 0 && found.size() == 3 && found[0] == rule->stacked) found = {found[0] * found[1], found[2]};
   if (parameter.name == "patches.weight" && found.size() == 4) found = {found[0], found[1] * found[2] * found[3]};
   if (found.size() == 1 && wanted.size() == 2 && found[0] == elements && rule->parts == 1 && rule->total == 0) found = wanted;
   std::vector<int64_t> expected = wanted;
@@ -199,7 +206,11 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
   }
 
   const bool class_row = d.image > 0 && parameter.name == "embed_positions.weight";
-  const bool matrix = parameter.dense_only && wanted.size() == 2 && !class_row;
+  // A router's scores decide which experts run: it stays in f32, as other runtimes have it.
+  const bool router =
+      ends_with(parameter.name, ".mlp.router.weight") || ends_with(parameter.name, ".mlp.shared_expert_gate.weight");
+  const bool matrix = parameter.dense_only && wanted.size() == 2 && !class_row && !router;
+  const int64_t expert = expert_of(parameter.name);
   const int64_t columns = wanted.size() == 2 ? wanted[1] : 1;
   const bool table = parameter.name == "embed_tokens.weight" || parameter.name == "lm_head.weight";
   std::string held = matrix && !added ? kind : "f32";
@@ -216,7 +227,7 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
 
   // As it lies, in the mapped file.
   const bool in_order = rule->permuted_heads == 0 && rule->joined_heads == 0;
-  const int64_t first_row = in_order ? source_row(*rule, 0, rows) : 0;
+  const int64_t first_row = in_order ? source_row(*rule, 0, rows, expert) : 0;
   const int64_t element = t->type == GgufType::f32 ? 4 : 2;
   const bool same = matrix && plain(t->type) && !t->f64 && !turn && in_order &&
                     held == (t->type == GgufType::f32   ? "f32"
@@ -255,7 +266,7 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
     if (!in_order) {
       ordered.reset(new unsigned char[static_cast<size_t>(rows * row_bytes)]);
       for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(ordered.get() + r * row_bytes, blocks + source_row(*rule, r, rows) * row_bytes,
+        std::memcpy(ordered.get() + r * row_bytes, blocks + source_row(*rule, r, rows, expert) * row_bytes,
                     static_cast<size_t>(row_bytes));
       }
       blocks = ordered.get();
@@ -335,7 +346,7 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
     for (int64_t first = 0; first < rows; first += most) {
       const int64_t count = std::min(most, rows - first);
       for (int64_t i = 0; i < count; ++i) {
-        row.data = t->data + source_row(*rule, first + i, rows) * row_bytes;
+        row.data = t->data + source_row(*rule, first + i, rows, expert) * row_bytes;
         read_floats(row, piece.data() + i * columns);
       }
       for (int64_t i = 0; i < count * columns; ++i) {
@@ -357,14 +368,15 @@ Status Weights::load_one(const WeightFiles& files, const Description& d, const s
     values.resize(static_cast<size_t>(elements));
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < columns; ++c) {
-        values[static_cast<size_t>(r * columns + c)] = whole[static_cast<size_t>(c * all_rows + source_row(*rule, r, rows))];
+        values[static_cast<size_t>(r * columns + c)] =
+            whole[static_cast<size_t>(c * all_rows + source_row(*rule, r, rows, expert))];
       }
     }
   } else if (source_rows(*rule, rows) != rows || !in_order) {
     const int64_t width = elements / std::max<int64_t>(rows, 1);
     values.resize(static_cast<size_t>(elements));
     for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(whole.data() + source_row(*rule, r, rows) * width, width, values.data() + r * width);
+      std::copy_n(whole.data() + source_row(*rule, r, rows, expert) * width, width, values.data() + r * width);
     }
   } else {
     values = std::move(whole);

@@ -38,11 +38,11 @@ struct FileTensor {
   int64_t elements() const;
 };
 
-// Rows that the file's tensor has for our `rows`.
+// Rows that the file's tensor has for our `rows`, those of all experts where they lie in one tensor.
 int64_t source_rows(const NameRule& rule, int64_t rows);
 // Where row r of our `rows` lies in the file's tensor. Permuted heads: pair i of a head lies at 2 i and 2 i + 1 there, at i and
-// i + K / 2 here.
-int64_t source_row(const NameRule& rule, int64_t row, int64_t rows);
+// i + K / 2 here. `expert`: whose rows they are, where experts lie in one tensor.
+int64_t source_row(const NameRule& rule, int64_t row, int64_t rows, int64_t expert = 0);
 
 class WeightFiles {
  public:

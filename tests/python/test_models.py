@@ -123,6 +123,24 @@ CAUSAL = {
     "granitemoehybrid": (transformers.GraniteMoeHybridConfig, dict(SMALL, num_local_experts=0, shared_intermediate_size=80, mamba_n_heads=8, mamba_d_state=16,
                          mamba_n_groups=2, layer_types=["mamba", "attention", "mamba"], embedding_multiplier=3.0, residual_multiplier=0.4,
                          attention_multiplier=0.1, logits_scaling=2.0, mamba_chunk_size=16)),
+    "mixtral": (transformers.MixtralConfig, dict(SMALL, num_local_experts=6, num_experts_per_tok=2, sliding_window=9)),
+    "qwen2_moe": (transformers.Qwen2MoeConfig, dict(SMALL, moe_intermediate_size=40, shared_expert_intermediate_size=72, num_experts=5,
+                  num_experts_per_tok=3)),
+    "qwen2_moe-dense": (transformers.Qwen2MoeConfig, dict(SMALL, num_hidden_layers=5, moe_intermediate_size=32, shared_expert_intermediate_size=64,
+                        num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, decoder_sparse_step=2, mlp_only_layers=[3], qkv_bias=False)),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, dict(SMALL, head_dim=24, moe_intermediate_size=32, num_experts=7, num_experts_per_tok=3,
+                  norm_topk_prob=True)),
+    "qwen3_moe-plain": (transformers.Qwen3MoeConfig, dict(SMALL, head_dim=16, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=1,
+                        mlp_only_layers=[0], attention_bias=True)),
+    "olmoe": (transformers.OlmoeConfig, dict(SMALL, num_experts=5, num_experts_per_tok=2)),
+    "olmoe-norm": (transformers.OlmoeConfig, dict(SMALL, num_experts=5, num_experts_per_tok=5, norm_topk_prob=True)),
+    "granitemoe": (transformers.GraniteMoeConfig, dict(SMALL, num_local_experts=5, num_experts_per_tok=2, embedding_multiplier=3.0,
+                   residual_multiplier=0.4, attention_multiplier=0.1, logits_scaling=2.0)),
+    "granitemoeshared": (transformers.GraniteMoeSharedConfig, dict(SMALL, num_local_experts=5, num_experts_per_tok=2, shared_intermediate_size=80,
+                         residual_multiplier=0.4, attention_multiplier=0.2)),
+    "granitemoehybrid-experts": (transformers.GraniteMoeHybridConfig, dict(SMALL, num_local_experts=4, num_experts_per_tok=2,
+                                 shared_intermediate_size=80, mamba_n_heads=8, mamba_d_state=16, mamba_chunk_size=16,
+                                 layer_types=["mamba", "attention", "mamba"], residual_multiplier=0.4)),
     "granitemoehybrid-rope": (transformers.GraniteMoeHybridConfig, dict(SMALL, num_local_experts=0, shared_intermediate_size=80, mamba_n_heads=8,
                               mamba_d_state=16, layer_types=["attention", "mamba", "attention"], position_embedding_type="rope", mamba_chunk_size=16)),
 }  # fmt: skip
@@ -167,6 +185,28 @@ def test_logits_of_causal_models(name, shards, tmp_path):
     for token in tokens[0, 40:].tolist():
         logits = session.decode(token)
     assert agreement(logits, expected[0, -1]) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "granitemoeshared"])
+def test_experts_in_one_tensor(name, tmp_path):
+    """As newer versions of transformers hold them in memory, and write them when asked to."""
+    kind, options = CAUSAL[name]
+    reference = randomized(transformers.AutoModelForCausalLM.from_config(kind(**options), attn_implementation="eager"))
+    reference.save_pretrained(tmp_path, save_original_format=False)
+    tokens = list(range(40))
+    with torch.no_grad():
+        assert agreement(runtime.load(tmp_path).logits(tokens), reference(torch.tensor([tokens])).logits) < 1e-4
+
+
+def test_experts_in_fewer_bits(tmp_path):
+    """Quantised like dense matrices. Every token runs all experts here: rounding exchanges none."""
+    kind, options = CAUSAL["olmoe-norm"]
+    reference = randomized(transformers.AutoModelForCausalLM.from_config(kind(**options), attn_implementation="eager"))
+    reference.save_pretrained(tmp_path)
+    tokens = list(range(40))
+    exact = torch.tensor(runtime.load(tmp_path, weights="f32").logits(tokens))
+    for weights, bound in (("bf16", 0.06), ("q8", 0.12)):
+        assert 0 < agreement(runtime.load(tmp_path, weights=weights).logits(tokens), exact) < bound, weights
 
 
 def test_text_part_of_qwen3_5(tmp_path):

@@ -17,6 +17,7 @@ void describe_text_part(Config& config, Description& d);  // gemma3, mistral3: o
 void describe_gpt2(Config& config, Description& d);       // gpt2, gpt_bigcode
 void describe_neox(Config& config, Description& d);       // gpt_neox, phi, stablelm, starcoder2, persimmon
 void describe_kin(Config& config, Description& d);        // granite, glm, cohere, .. : the table of kin.cc
+void describe_mixture(Config& config, Description& d);    // mixtral, qwen2_moe, .. : the table of moe.cc
 void describe_gpt_neo(Config& config, Description& d);
 void describe_gptj(Config& config, Description& d);  // gptj, codegen
 void describe_opt(Config& config, Description& d);
@@ -82,6 +83,12 @@ inline constexpr Family kFamilies[] = {
     {"hunyuan_v1_dense", describe_kin},
     {"nanochat", describe_kin},
     {"apertus", describe_kin},
+    {"mixtral", describe_mixture},
+    {"qwen2_moe", describe_mixture},
+    {"qwen3_moe", describe_mixture},
+    {"olmoe", describe_mixture},
+    {"granitemoe", describe_mixture},
+    {"granitemoeshared", describe_mixture},
     {"gpt_neo", describe_gpt_neo},
     {"gptj", describe_gptj},
     {"codegen", describe_gptj},
@@ -135,6 +142,13 @@ void add_rotary(Config& config, int64_t width, double share, std::vector<layers:
 int64_t layer_window(Config& config, int64_t i, int64_t layers, int64_t first);
 std::string layer_type(Config& config, int64_t i, int64_t layers);  // entry i of layer_types; empty where there is no list
 void add_window(int64_t window, BlockSpec& block);                  // the token itself is one of them; -1: nothing
+
+// Granite's multipliers of embeddings, residuals and logits; the names of its experts.
+void read_granite_scales(Config& config, Description& d);
+void add_granite_experts(const MlpSpec& mlp, Description& d);
+
+// Whether a list of numbers, such as mlp_only_layers, has this one.
+bool lists(const JsonValue& list, int64_t number);
 
 // The activation of a config by our name; the config keeps a sentence when it is unknown.
 std::string activation_name(Config& config, const char* field, const std::string& otherwise);

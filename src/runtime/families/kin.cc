@@ -159,11 +159,7 @@ void describe_kin(Config& config, Description& d) {
   d.embed_norm = nanochat;
   if (nanochat) d.logit_cap = config.real("final_logit_softcapping", 0, 1e6, 15);
   d.tied = config.flag("tie_word_embeddings", kin.tied);
-  if (granite) {
-    d.embed_scale = config.real("embedding_multiplier", 1e-9, 1e9, 1);
-    d.residual_scale = config.real("residual_multiplier", 1e-9, 1e9, 1);
-    d.logit_scale = 1 / config.real("logits_scaling", 1e-9, 1e9, 1);
-  }
+  if (granite) read_granite_scales(config, d);
   if (cohere) d.logit_scale = config.real("logit_scale", 1e-9, 1e9, 0.0625);
   if (config.flag("use_qk_norm", hunyuan) != hunyuan) {
     config.refuse(std::string("use_qk_norm is ") + (hunyuan ? "false, expected true" : "true, expected false"));

@@ -77,15 +77,6 @@ void expect_silu(Config& config, const char* field) {
   if (act != "silu") config.refuse(std::string(field) + " is " + json_quote_short(act) + ", expected silu");
 }
 
-// Entry i of a list of numbers, such as attn.layers.
-bool lists(const JsonValue& list, int64_t i) {
-  for (JsonItems items(list); items.next();) {
-    int64_t entry = 0;
-    if (items.value().count(entry) == nullptr && entry == i) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 void describe_mamba(Config& config, Description& d) {
@@ -421,12 +412,18 @@ void describe_mamba_hybrid(Config& config, Description& d) {
   const std::string act = activation_name(config, "hidden_act", "silu");
   const int64_t width = config.count(granite ? "shared_intermediate_size" : "intermediate_size", 1, kMaxWidth);
   attention.mlp = mamba.mlp = {MlpSpec::Kind::glu, act, width, config.flag("mlp_bias", false)};
+  const int64_t experts = granite ? config.count("num_local_experts", 0, kMaxExperts, 8) : 0;
+  if (experts > 0) {
+    attention.mlp = {.kind = MlpSpec::Kind::experts,
+                     .act = act,
+                     .inner = config.count("intermediate_size", 1, kMaxWidth),
+                     .experts = experts,
+                     .top = config.count("num_experts_per_tok", 1, experts, std::min<int64_t>(2, experts)),
+                     .shared = width};
+    mamba.mlp = attention.mlp;
+  }
   if (granite) {
-    if (config.count("num_local_experts", 0, 1 << 20, 8) > 0)
-      config.refuse("num_local_experts is not 0: experts are not known here");
-    d.embed_scale = config.real("embedding_multiplier", 1e-9, 1e9, 1);
-    d.residual_scale = config.real("residual_multiplier", 1e-9, 1e9, 1);
-    d.logit_scale = 1 / config.real("logits_scaling", 1e-9, 1e9, 1);
+    read_granite_scales(config, d);
     attention.options.push_back({"scale", number_text(config.real("attention_multiplier", 1e-9, 1e9, 1))});
   }
   if (!config.status().ok()) return;
@@ -438,7 +435,9 @@ void describe_mamba_hybrid(Config& config, Description& d) {
   }
   d.names = {{"embed_tokens.weight", "model.embed_tokens.weight"}};
   add_names(d, "model.layers.#.mamba.", {"in_proj.*", "conv1d.*", "A_log", "D", "dt_bias", "norm.*", "out_proj.*"});
-  if (granite) {
+  if (experts > 0) {
+    add_granite_experts(mamba.mlp, d);
+  } else if (granite) {
     d.names.push_back(rows_of("layers.#.mlp.gate_proj.*", "model.layers.#.shared_mlp.input_linear.*", 0, 2 * width));
     d.names.push_back(rows_of("layers.#.mlp.up_proj.*", "model.layers.#.shared_mlp.input_linear.*", width, 2 * width));
     d.names.push_back({"layers.#.mlp.down_proj.*", "model.layers.#.shared_mlp.output_linear.*"});

@@ -72,6 +72,20 @@ void add_rotary(Config& config, int64_t width, double share, std::vector<Setting
   }
 }
 
+bool lists(const JsonValue& list, int64_t number) {
+  for (JsonItems items(list); items.next();) {
+    int64_t entry = 0;
+    if (items.value().count(entry) == nullptr && entry == number) return true;
+  }
+  return false;
+}
+
+void read_granite_scales(Config& config, Description& d) {
+  d.embed_scale = config.real("embedding_multiplier", 1e-9, 1e9, 1);
+  d.residual_scale = config.real("residual_multiplier", 1e-9, 1e9, 1);
+  d.logit_scale = 1 / config.real("logits_scaling", 1e-9, 1e9, 1);
+}
+
 void describe_text_part(Config& config, Description& d) {
   Config text(config.value("text_config"), config.source());
   const std::string own = d.family;
