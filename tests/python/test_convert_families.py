@@ -41,7 +41,7 @@ ENCODERS = {
     "modernbert": ("ModernBertModel", dict(SIZES, num_hidden_layers=4, max_position_embeddings=512, local_attention=96, pad_token_id=0, bos_token_id=1,
                    eos_token_id=2, cls_token_id=1, sep_token_id=2)),
 }  # fmt: skip
-WINDOWED = ("mistral", "phi3", "starcoder2")  # every layer has a window of its own
+WINDOWED = ("mistral", "mixtral", "phi3", "starcoder2")  # every layer has a window of its own
 # Windows of the model's own that leave room for smaller ones: in all layers, or in some.
 OWN_WINDOWS = {f"{name}-{window}": (name, window) for window, names in (
     (100, (*WINDOWED, "qwen2-window", "gemma2", "gemma3_text", "olmo3", "exaone4", "cohere2")), (4096, ("mistral",))) for name in names}  # fmt: skip
@@ -196,13 +196,21 @@ def test_a_budget_of_one_changes_no_bit(name, text, tmp_path):
     assert list(runtime.load(folder).logits(tokens)) == list(runtime.load(tmp_path / "same").logits(tokens))
 
 
+ARCHITECTURES = {"llama": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe"}
+
+
 def write_gguf(path, model, scored=False):
-    """A llama in GGUF's names and order; q and k rows interleaved, as llama.cpp wants them. scored: SentencePiece's tokens."""
+    """A model in GGUF's names and order; q and k rows of llama interleaved, as llama.cpp wants them. scored: SentencePiece's tokens."""
     import gguf
 
     config = model.config
     heads, kv = config.num_attention_heads, config.num_key_value_heads
-    writer = gguf.GGUFWriter(path, "llama")
+    architecture = ARCHITECTURES[config.model_type]
+    writer = gguf.GGUFWriter(path, architecture)
+    if config.model_type != "llama":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // heads)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -234,7 +242,9 @@ def write_gguf(path, model, scored=False):
         writer.add_eos_token_id(0)
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
              "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-             "post_attention_layernorm": "ffn_norm"}  # fmt: skip
+             "post_attention_layernorm": "ffn_norm", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate": "ffn_gate_inp",
+             "mlp.experts.down_proj": "ffn_down_exps", "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+             "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp"}  # fmt: skip
     tops = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
     for name, tensor in model.state_dict().items():
         tensor = tensor.float()
@@ -242,20 +252,28 @@ def write_gguf(path, model, scored=False):
             writer.add_tensor(tops[name], tensor.numpy())
             continue
         _, _, index, rest = name.split(".", 3)
-        own = rest.removesuffix(".weight")
+        if rest == "mlp.experts.gate_up_proj":
+            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                writer.add_tensor(f"blk.{index}.ffn_{part}_exps.weight", half.contiguous().numpy())
+            continue
+        own, kind = rest.removesuffix(".weight").removesuffix(".bias"), "bias" if rest.endswith(".bias") else "weight"
         for each, count in (("self_attn.q_proj", heads), ("self_attn.k_proj", kv)):
-            if own == each:
+            if own == each and architecture == "llama":
                 tensor = tensor.view(count, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
-        writer.add_tensor(f"blk.{index}.{names[own]}.weight", tensor.contiguous().numpy())
+        if own == "mlp.shared_expert_gate":
+            tensor = tensor[0]
+        writer.add_tensor(f"blk.{index}.{names[own]}.{kind}", tensor.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-@pytest.mark.parametrize("scored", [False, True])
-def test_gguf(scored, text, tmp_path):
-    model = causal("llama")
+@pytest.mark.parametrize("name,scored", [("llama", False), ("llama", True), ("mixtral", False), ("qwen2_moe", False), ("qwen3_moe", False), ("olmoe", False)])
+def test_gguf(name, scored, text, tmp_path):
+    model = causal(name)
+    if name == "mixtral":
+        model.config.sliding_window = None  # GGUF has none of Mixtral's
     write_gguf(tmp_path / "model.gguf", model, scored)
     tokens = torch.randint(0, 320, (200,), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

@@ -40,15 +40,28 @@ Status gguf_config(const GgufFile& file, std::string& json) {
   const auto fail = [&](const std::string& reason) { return bad_input(file.path() + ": " + reason); };
   std::string_view arch;
   if (!file.find("general.architecture").text(arch)) return fail("general.architecture is missing");
-  if (arch != "llama" && arch != "qwen2" && arch != "qwen3" && arch != "gpt2") {
-    return fail("general.architecture is " + json_quote_short(arch) + ", expected llama, qwen2, qwen3 or gpt2");
-  }
+  // A file of architecture llama with experts is a Mixtral.
+  constexpr struct {
+    const char *arch, *type, *experts;  // model_type without experts and with them; null: there is none
+  } kArchitectures[] = {{"llama", "llama", "mixtral"}, {"qwen2", "qwen2", nullptr},        {"qwen3", "qwen3", nullptr},
+                        {"gpt2", "gpt2", nullptr},     {"qwen2moe", nullptr, "qwen2_moe"}, {"qwen3moe", nullptr, "qwen3_moe"},
+                        {"olmoe", nullptr, "olmoe"}};
   const std::string prefix = std::string(arch) + ".";
+  int64_t experts = 0;
+  file.find(prefix + "expert_count").integer(experts);
+  const char* type = nullptr;
+  for (const auto& row : kArchitectures) {
+    if (arch == row.arch) type = experts > 0 ? row.experts : row.type;
+  }
+  if (type == nullptr) {
+    return fail("general.architecture is " + json_quote_short(arch) + (experts > 0 ? " with experts" : "") +
+                ", expected llama, qwen2, qwen3 or gpt2, or with experts llama, qwen2moe, qwen3moe or olmoe");
+  }
   const bool gpt2 = arch == "gpt2";
   const GgufTensor* table = file.tensor("token_embd.weight");
   if (table == nullptr || table->rank != 2) return fail("token_embd.weight is missing or no matrix");
   JsonWriter w;
-  w.begin_object().member("model_type", std::string(arch)).member("vocab_size", table->shape[0]);
+  w.begin_object().member("model_type", type).member("vocab_size", table->shape[0]);
   const auto copy = [&](const char* key, const char* name) {
     const GgufValue value = file.find(prefix + key);
     int64_t whole = 0;
@@ -69,6 +82,21 @@ Status gguf_config(const GgufFile& file, std::string& json) {
   copy("attention.layer_norm_rms_epsilon", "rms_norm_eps");
   copy("attention.layer_norm_epsilon", "layer_norm_epsilon");
   copy("rope.freq_base", "rope_theta");
+  if (experts > 0) {
+    copy("expert_count", "num_experts");
+    copy("expert_used_count", "num_experts_per_tok");
+    copy("expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    // Inner sizes stand in the shapes, too, which older files have alone.
+    const GgufTensor* gate = file.tensor("blk.0.ffn_gate_exps.weight");
+    const GgufTensor* shared = file.tensor("blk.0.ffn_gate_shexp.weight");
+    if (gate == nullptr || gate->rank != 3) return fail("blk.0.ffn_gate_exps.weight is missing or no stack of matrices");
+    w.member("moe_intermediate_size", gate->shape[1]);
+    int64_t inner = 0;
+    if (shared != nullptr && shared->rank == 2 && !file.find(prefix + "expert_shared_feed_forward_length").integer(inner)) {
+      w.member("shared_expert_intermediate_size", shared->shape[0]);
+    }
+    w.member("norm_topk_prob", arch == "llama" || arch == "qwen3moe");  // as llama.cpp has it, whatever the file says
+  }
   w.member("tie_word_embeddings", file.tensor("output.weight") == nullptr);
   if (arch == "llama") w.member("attention_bias", file.tensor("blk.0.attn_q.bias") != nullptr);
 
@@ -94,7 +122,7 @@ Status gguf_config(const GgufFile& file, std::string& json) {
 
 void use_gguf_names(const GgufFile& file, Description& d) {
   int64_t heads = 0, kv_heads = 0;
-  if (d.family == "llama") {
+  if (d.family == "llama" || d.family == "mixtral") {
     file.find("llama.attention.head_count").integer(heads);
     kv_heads = heads;
     file.find("llama.attention.head_count_kv").integer(kv_heads);
@@ -113,11 +141,24 @@ void use_gguf_names(const GgufFile& file, Description& d) {
               kv_heads},
              {"layers.#.self_attn.v_proj.*", gpt2 ? "blk.#.attn_qkv.*" : "blk.#.attn_v.*", false, gpt2 ? 2 : 0, gpt2 ? 3 : 1},
              {"layers.#.self_attn.o_proj.*", "blk.#.attn_output.*"},
+             {"layers.#.mlp.router.*", "blk.#.ffn_gate_inp.*"},
+             {"layers.#.mlp.shared_expert_gate.*", "blk.#.ffn_gate_inp_shexp.*"},
+             {"layers.#.mlp.shared_expert.gate_proj.*", "blk.#.ffn_gate_shexp.*"},
+             {"layers.#.mlp.shared_expert.up_proj.*", "blk.#.ffn_up_shexp.*"},
+             {"layers.#.mlp.shared_expert.down_proj.*", "blk.#.ffn_down_shexp.*"},
              {"layers.#.mlp.gate_proj.*", "blk.#.ffn_gate.*"},
              {"layers.#.mlp.up_proj.*", "blk.#.ffn_up.*"},
              {"layers.#.mlp.down_proj.*", "blk.#.ffn_down.*"},
              {"norm.*", "output_norm.*"},
              {"lm_head.weight", "output.weight"}};
+  int64_t experts = 0;
+  for (const BlockSpec& block : d.blocks) experts = std::max(experts, block.mlp.experts);
+  if (experts == 0) return;
+  for (const char* name : {"gate", "up", "down"}) {
+    const std::string part = name;
+    d.names.push_back({"layers.#.mlp.experts.@." + part + "_proj.weight", "blk.#.ffn_" + part + "_exps.weight"});
+    d.names.back().stacked = experts;
+  }
 }
 
 }  // namespace linnet
