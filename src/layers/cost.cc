@@ -37,7 +37,8 @@ Status record_cost(const Record& record, int64_t batch, int64_t tokens, int64_t 
       const double matrices =
           3 * width * static_cast<double>(record.values[static_cast<size_t>(step.inputs[2].second)].shape[0]);
       const double chosen = rows * static_cast<double>(step.top);
-      const double run = std::min(static_cast<double>((step.inputs.size() - 2) / 3), chosen);
+      const size_t experts = (step.inputs.size() - 2) / 3;
+      const double run = std::min(static_cast<double>(experts), chosen);
       cost->flops += 2 * chosen * matrices;
       cost->bytes += (run * matrices + 2 * chosen * width) * element;
       continue;

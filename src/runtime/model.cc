@@ -170,7 +170,7 @@ Status Model::Inner::summarize(const std::string& path) {
       const bool experts = mlp.kind == MlpSpec::Kind::experts;
       block.mlp = (mlp.kind == MlpSpec::Kind::plain ? "plain " : "glu ") + mlp.act + " " + std::to_string(mlp.inner);
       if (experts) block.mlp += ", " + std::to_string(mlp.top) + " of " + std::to_string(mlp.experts) + " experts";
-      if (experts && mlp.shared > 0) block.mlp += " and " + std::to_string(mlp.shared);
+      if (experts && mlp.shared > 0) block.mlp += ", shared " + std::to_string(mlp.shared);
     }
     const std::string prefix = "layers." + std::to_string(i) + ".";
     for (const layers::Parameter& parameter : body.record().parameters) {
