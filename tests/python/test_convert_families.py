@@ -113,6 +113,25 @@ def test_causal(name, text, tmp_path):
     assert agreement(ours, torch.tensor(runtime.load(folder, weights="f32").logits(tokens.tolist()))) > 1e-4  # something was replaced
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "granitemoe"])
+def test_experts_are_trained_under_their_names(name, tmp_path):
+    """End to end, experts and routers are trained like the rest, and written as the source's file has them."""
+    from safetensors.torch import load_file
+
+    folder = make(tmp_path / "model", causal(name))
+    ids = torch.randint(0, 320, (6000,), generator=torch.Generator().manual_seed(2))
+    plan = [{"index": 0, "mechanism": "window", "window": 8, "sinks": 2}]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    linnet.convert(model, ids, plan=plan, finetune="kl", finetune_tokens=4 * 64 * 2, out=tmp_path / "fast", source=folder, seq=64, batch=4,
+                   tokens=4 * 64 * 2, held_out=4)  # fmt: skip
+    before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "fast"))
+    assert before.keys() == after.keys()
+    assert all(not torch.equal(y, after[key]) for key, y in before.items() if "expert" in key or "moe" in key)
+    with torch.no_grad():
+        theirs = model(input_ids=ids[None, :100], use_cache=False).logits
+    assert agreement(runtime.load(tmp_path / "fast", weights="f32").logits(ids[:100].tolist()), theirs) < 1e-4
+
+
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon_mamba", "bloom", "mpt"])
 def test_nothing_to_convert(name, text, tmp_path):
     folder = make(tmp_path / "model", causal(name))
