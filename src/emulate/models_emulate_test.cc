@@ -163,6 +163,11 @@ TEST(EmulatedModel, embeds_and_refuses_with_a_sentence) {
   EXPECT_LT(difference(here, there), 1e-4);
   Model model;
   EXPECT_NE(Model::load(folder, {.device = "tpu"}, model).message().find("expected cpu or cuda"), std::string::npos);
+  const std::string mixture = testing::TempDir() + "/gpu_mixtral";
+  ASSERT_TRUE(made::make(mixture, made::config_of("mixtral")).ok());
+  const Status refused = Model::load(mixture, {.device = "cuda"}, model);
+  EXPECT_NE(refused.message().find("a mixture of experts, which runs on the CPU alone so far"), std::string::npos)
+      << refused.message();
 }
 
 }  // namespace
