@@ -133,6 +133,8 @@ struct HeadSizes {
 // num_attention_heads, num_key_value_heads, head_dim (hidden / heads where it is absent and `width` is 0, else `width`);
 // `heads` and `kv_heads` above 0 stand for absent fields.
 HeadSizes read_heads(Config& config, int64_t hidden, int64_t width = 0, int64_t heads = 0, int64_t kv_heads = 0);
+// Options of softmax_attention: its sizes, and which projections have a bias.
+std::vector<layers::Setting> head_options(int64_t hidden, const HeadSizes& sizes, bool bias, bool out_bias);
 // Options of softmax_attention: base, scaling and turning channels of rotary positions. `nested` is the object with the fields:
 // rope_parameters of newer files; of older ones rope_scaling, with rope_theta beside it.
 void add_rotary(Config& config, int64_t width, double share, std::vector<layers::Setting>& options, double theta = 10000,
@@ -142,6 +144,10 @@ void add_rotary(Config& config, int64_t width, double share, std::vector<layers:
 int64_t layer_window(Config& config, int64_t i, int64_t layers, int64_t first);
 std::string layer_type(Config& config, int64_t i, int64_t layers);  // entry i of layer_types; empty where there is no list
 void add_window(int64_t window, BlockSpec& block);                  // the token itself is one of them; -1: nothing
+
+// Where Llama and its kin keep layers, last norm and head, behind the rules of a family's own, and what their files have
+// besides.
+void add_decoder_names(Description& d);
 
 // Granite's multipliers of embeddings, residuals and logits; the names of its experts.
 void read_granite_scales(Config& config, Description& d);

@@ -28,12 +28,7 @@ void describe_gemma(Config& config, Description& d) {
   const HeadSizes sizes = third ? read_heads(config, d.hidden, 256, 8, 4) : read_heads(config, d.hidden, 256);
   const bool bias = config.flag("attention_bias", false);
   BlockSpec block;
-  block.options = {{"hidden", std::to_string(d.hidden)},
-                   {"heads", std::to_string(sizes.heads)},
-                   {"kv_heads", std::to_string(sizes.kv_heads)},
-                   {"key", std::to_string(sizes.width)},
-                   {"bias", bias ? "1" : "0"},
-                   {"out_bias", bias ? "1" : "0"}};
+  block.options = head_options(d.hidden, sizes, bias, bias);
   if (second || third) {
     const double scalar = config.real("query_pre_attn_scalar", 1e-6, 1e9, 256);
     block.options.push_back({"scale", number_text(1 / std::sqrt(scalar))});
@@ -69,11 +64,7 @@ void describe_gemma(Config& config, Description& d) {
   if (vault) {
     d.names.push_back({"layers.#.post_attention_layernorm.weight", "model.layers.#.pre_feedforward_layernorm.weight"});
   }
-  d.names.push_back({"layers.#.*", "model.layers.#.*"});
-  d.names.push_back({"norm.weight", "model.norm.weight"});
-  d.names.push_back({"lm_head.weight", "lm_head.weight"});
-  d.ignored = {"rotary_emb.inv_freq"};
-  if (d.tied) d.ignored.push_back("lm_head.weight");
+  add_decoder_names(d);
 }
 
 }  // namespace linnet

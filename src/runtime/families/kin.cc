@@ -175,16 +175,11 @@ void describe_kin(Config& config, Description& d) {
   const HeadSizes sizes = read_heads(config, d.hidden, kin.width);
   const bool bias = flag(kin.bias_field, kin.bias);
   BlockSpec block;
-  block.options = {{"hidden", std::to_string(d.hidden)},
-                   {"heads", std::to_string(sizes.heads)},
-                   {"kv_heads", std::to_string(sizes.kv_heads)},
-                   {"key", std::to_string(sizes.width)},
-                   {"bias", bias ? "1" : "0"},
-                   {"out_bias", flag(kin.out_bias_field, kin.out_bias) ? "1" : "0"},
-                   {"qk_norm", kin.qk_norm},
-                   {"norm_eps", layers::number_text(d.eps)},
-                   {"norm_last", kin.norm_last ? "1" : "0"},
-                   {"rope_back", nanochat ? "1" : "0"}};
+  block.options = head_options(d.hidden, sizes, bias, flag(kin.out_bias_field, kin.out_bias));
+  block.options.insert(block.options.end(), {{"qk_norm", kin.qk_norm},
+                                             {"norm_eps", layers::number_text(d.eps)},
+                                             {"norm_last", kin.norm_last ? "1" : "0"},
+                                             {"rope_back", nanochat ? "1" : "0"}});
   if (granite) block.options.push_back({"scale", layers::number_text(config.real("attention_multiplier", 1e-9, 1e9, 1))});
   const bool xielu = apertus && config.text("hidden_act", kin.act) == "xielu";
   block.mlp = {kin.gated ? MlpSpec::Kind::glu : MlpSpec::Kind::plain,
@@ -229,12 +224,8 @@ void describe_kin(Config& config, Description& d) {
     d.names.push_back({"layers.#.input_layernorm.*", "model.layers.#.attention_layernorm.*"});
     d.names.push_back({"layers.#.post_attention_layernorm.*", "model.layers.#.feedforward_layernorm.*"});
   }
-  d.names.push_back({"layers.#.*", "model.layers.#.*"});
-  d.names.push_back({"norm.*", "model.norm.*"});
-  d.names.push_back({"lm_head.weight", "lm_head.weight"});
-  d.ignored = {"rotary_emb.inv_freq"};
+  add_decoder_names(d);
   if (xielu) d.ignored.insert(d.ignored.end(), {"mlp.act_fn.beta", "mlp.act_fn.eps"});  // 0.5 and -1e-6, always
-  if (d.tied) d.ignored.push_back("lm_head.weight");
 }
 
 }  // namespace linnet

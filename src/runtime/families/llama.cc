@@ -39,12 +39,7 @@ void describe_llama(Config& config, Description& d) {
   const HeadSizes sizes = read_heads(config, d.hidden, qwen3 ? 128 : 0);
   const bool bias = config.flag("attention_bias", qwen2);
   BlockSpec block;
-  block.options = {{"hidden", std::to_string(d.hidden)},
-                   {"heads", std::to_string(sizes.heads)},
-                   {"kv_heads", std::to_string(sizes.kv_heads)},
-                   {"key", std::to_string(sizes.width)},
-                   {"bias", bias ? "1" : "0"},
-                   {"out_bias", bias && !qwen2 ? "1" : "0"}};
+  block.options = head_options(d.hidden, sizes, bias, bias && !qwen2);
   if (qwen3 || olmo2) {
     block.options.push_back({"qk_norm", qwen3 ? "rms" : "rms_all"});
     block.options.push_back({"norm_eps", layers::number_text(d.eps)});
@@ -74,11 +69,7 @@ void describe_llama(Config& config, Description& d) {
     part("layers.#.mlp.gate_proj.*", gate_up, 0, 2 * inner);
     part("layers.#.mlp.up_proj.*", gate_up, inner, 2 * inner);
   }
-  d.names.push_back({"layers.#.*", "model.layers.#.*"});
-  d.names.push_back({"norm.weight", "model.norm.weight"});
-  d.names.push_back({"lm_head.weight", "lm_head.weight"});
-  d.ignored = {"rotary_emb.inv_freq"};
-  if (d.tied) d.ignored.push_back("lm_head.weight");
+  add_decoder_names(d);
 }
 
 }  // namespace linnet

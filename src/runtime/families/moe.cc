@@ -119,14 +119,8 @@ void describe_mixture(Config& config, Description& d) {
   const HeadSizes sizes = read_heads(config, d.hidden, 0, 0, mixture.kv_heads);
   const bool bias = mixture.bias_field != nullptr && config.flag(mixture.bias_field, mixture.bias);
   BlockSpec block;
-  block.options = {{"hidden", std::to_string(d.hidden)},
-                   {"heads", std::to_string(sizes.heads)},
-                   {"kv_heads", std::to_string(sizes.kv_heads)},
-                   {"key", std::to_string(sizes.width)},
-                   {"bias", bias ? "1" : "0"},
-                   {"out_bias", bias && mixture.out_bias ? "1" : "0"},
-                   {"qk_norm", mixture.qk_norm},
-                   {"norm_eps", layers::number_text(d.eps)}};
+  block.options = head_options(d.hidden, sizes, bias, bias && mixture.out_bias);
+  block.options.insert(block.options.end(), {{"qk_norm", mixture.qk_norm}, {"norm_eps", layers::number_text(d.eps)}});
   if (mixture.granite) {
     block.options.push_back({"scale", layers::number_text(config.real("attention_multiplier", 1e-9, 1e9, 1))});
   }
@@ -167,11 +161,7 @@ void describe_mixture(Config& config, Description& d) {
     add_name(d, "router.weight", "mlp.gate.weight", false);
     add_stacked(d, block.mlp, "mlp.experts.gate_up_proj", "mlp.experts.down_proj", false);
   }
-  d.names.push_back({"layers.#.*", "model.layers.#.*"});
-  d.names.push_back({"norm.weight", "model.norm.weight"});
-  d.names.push_back({"lm_head.weight", "lm_head.weight"});
-  d.ignored = {"rotary_emb.inv_freq"};
-  if (d.tied) d.ignored.push_back("lm_head.weight");
+  add_decoder_names(d);
 }
 
 }  // namespace linnet

@@ -28,12 +28,7 @@ void describe_neox(Config& config, Description& d) {
                     : star ? config.flag("use_bias", true)
                            : phi || persimmon || config.flag("use_qkv_bias", false);
   BlockSpec block;
-  block.options = {{"hidden", std::to_string(d.hidden)},
-                   {"heads", std::to_string(sizes.heads)},
-                   {"kv_heads", std::to_string(sizes.kv_heads)},
-                   {"key", std::to_string(sizes.width)},
-                   {"bias", bias ? "1" : "0"},
-                   {"out_bias", bias && !stable ? "1" : "0"}};
+  block.options = head_options(d.hidden, sizes, bias, bias && !stable);
   if (normed) {
     block.options.push_back({"qk_norm", "layer"});
     block.options.push_back({"norm_eps", layers::number_text(d.eps)});

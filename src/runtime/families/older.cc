@@ -19,8 +19,7 @@ NameRule part_of(const char* ours, const char* theirs, int64_t first, int64_t to
 }
 
 std::vector<layers::Setting> plain_heads(const Description& d, int64_t heads, int64_t kv_heads, bool bias, bool out_bias) {
-  return {{"hidden", std::to_string(d.hidden)},      {"heads", std::to_string(heads)}, {"kv_heads", std::to_string(kv_heads)},
-          {"key", std::to_string(d.hidden / heads)}, {"bias", bias ? "1" : "0"},       {"out_bias", out_bias ? "1" : "0"}};
+  return head_options(d.hidden, {heads, kv_heads, d.hidden / heads}, bias, out_bias);
 }
 
 bool check_heads(Config& config, const Description& d, int64_t heads) {

@@ -249,14 +249,8 @@ void describe_olmo_hybrid(Config& config, Description& d) {
   expect_silu(config, "hidden_act");
   BlockSpec attention, delta;
   attention.order = BlockOrder::after;
-  attention.options = {{"hidden", whole(d.hidden)},
-                       {"heads", whole(sizes.heads)},
-                       {"kv_heads", whole(sizes.kv_heads)},
-                       {"key", whole(sizes.width)},
-                       {"bias", yes(bias)},
-                       {"out_bias", yes(bias)},
-                       {"qk_norm", "rms_all"},
-                       {"norm_eps", number_text(d.eps)}};
+  attention.options = head_options(d.hidden, sizes, bias, bias);
+  attention.options.insert(attention.options.end(), {{"qk_norm", "rms_all"}, {"norm_eps", number_text(d.eps)}});
   Config rope(config.value("rope_parameters"), config.source());  // without a base there are no positions
   if (config.given("rope_theta") || rope.given("rope_theta")) {
     add_rotary(config, sizes.width, 1, attention.options, config.real("rope_theta", 1, 1e12, 10000));
@@ -386,8 +380,7 @@ void describe_mamba_hybrid(Config& config, Description& d) {
   const HeadSizes sizes = read_heads(config, d.hidden);
   const bool bias = config.flag("attention_bias", false);
   BlockSpec attention, mamba;
-  attention.options = {{"hidden", whole(d.hidden)}, {"heads", whole(sizes.heads)}, {"kv_heads", whole(sizes.kv_heads)},
-                       {"key", whole(sizes.width)}, {"bias", yes(bias)},           {"out_bias", yes(bias)}};
+  attention.options = head_options(d.hidden, sizes, bias, bias);
   if (granite && config.text("position_embedding_type", "nope") != "rope") {
     attention.options.push_back({"rope", "none"});
   } else {

@@ -72,6 +72,23 @@ void add_rotary(Config& config, int64_t width, double share, std::vector<Setting
   }
 }
 
+std::vector<layers::Setting> head_options(int64_t hidden, const HeadSizes& sizes, bool bias, bool out_bias) {
+  return {{"hidden", std::to_string(hidden)},
+          {"heads", std::to_string(sizes.heads)},
+          {"kv_heads", std::to_string(sizes.kv_heads)},
+          {"key", std::to_string(sizes.width)},
+          {"bias", bias ? "1" : "0"},
+          {"out_bias", out_bias ? "1" : "0"}};
+}
+
+void add_decoder_names(Description& d) {
+  d.names.push_back({"layers.#.*", "model.layers.#.*"});
+  d.names.push_back({"norm.*", "model.norm.*"});
+  d.names.push_back({"lm_head.weight", "lm_head.weight"});
+  d.ignored = {"rotary_emb.inv_freq"};
+  if (d.tied) d.ignored.push_back("lm_head.weight");
+}
+
 bool lists(const JsonValue& list, int64_t number) {
   for (JsonItems items(list); items.next();) {
     int64_t entry = 0;
