@@ -6,16 +6,12 @@
 #include "core/cuda/driver.h"
 
 namespace linnet::layers {
-namespace {
-
-int64_t bytes_of(const View& view) { return view.elements() * dtype_size(view.dtype); }
-
-}  // namespace
 
 Status take_memory(Device device, int64_t bytes, std::shared_ptr<char>* memory) {
   if (device == Device::cpu) {
-    *memory = std::shared_ptr<char>(static_cast<char*>(::operator new(static_cast<size_t>(bytes) + 1, std::align_val_t(128))),
-                                    [](char* p) { ::operator delete(p, std::align_val_t(128)); });
+    *memory =
+        std::shared_ptr<char>(static_cast<char*>(::operator new(static_cast<size_t>(bytes) + 1, std::align_val_t(kAlign))),
+                              [](char* p) { ::operator delete(p, std::align_val_t(kAlign)); });
     return {};
   }
   void* data = nullptr;

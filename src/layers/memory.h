@@ -10,7 +10,14 @@
 
 namespace linnet::layers {
 
-// At multiples of 128 bytes; not cleared.
+inline constexpr int64_t kAlign = 128;
+inline int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+inline int64_t bytes_of(const View& view) { return view.elements() * dtype_size(view.dtype); }
+inline char* at(const View& view, int64_t elements) {
+  return static_cast<char*>(view.data) + elements * dtype_size(view.dtype);
+}
+
+// At multiples of kAlign bytes; not cleared.
 Status take_memory(Device device, int64_t bytes, std::shared_ptr<char>* memory);
 // Bytes of a dense tensor from the host to where it lies, and back; the latter waits for what the GPU still does.
 Status put_bytes(const View& to, const void* from);

@@ -1,24 +1,16 @@
 #include "layers/plan.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/cuda/driver.h"
 #include "core/half.h"
 #include "core/isa.h"
-#include "core/log.h"
 #include "layers/expression.h"
 #include "layers/map_cuda.h"
 #include "layers/memory.h"
 
 namespace linnet::layers {
 namespace {
-
-constexpr int64_t kAlign = 128;
-int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-int64_t bytes_of(const View& view) { return view.elements() * dtype_size(view.dtype); }
-
-char* at(const View& view, int64_t elements) { return static_cast<char*>(view.data) + elements * dtype_size(view.dtype); }
 
 bool is_dense(const View& view) {
   int64_t stride = 1;
@@ -27,34 +19,6 @@ bool is_dense(const View& view) {
     stride *= view.size[i];
   }
   return true;
-}
-
-void copy_box(const View& from, const View& to, int dimension, const char* source, char* target) {
-  const int64_t bytes = dtype_size(from.dtype);
-  if (dimension == from.rank) {
-    std::memcpy(target, source, static_cast<size_t>(bytes));
-    return;
-  }
-  const bool row = dimension == from.rank - 1 && from.stride[dimension] == 1 && to.stride[dimension] == 1;
-  if (row) {
-    std::memcpy(target, source, static_cast<size_t>(from.size[dimension] * bytes));
-    return;
-  }
-  for (int64_t i = 0; i < from.size[dimension]; ++i) {
-    copy_box(from, to, dimension + 1, source + i * from.stride[dimension] * bytes, target + i * to.stride[dimension] * bytes);
-  }
-}
-void copy_view(const View& from, const View& to) {
-  copy_box(from, to, 0, static_cast<const char*>(from.data), static_cast<char*>(to.data));
-}
-
-const TensorDecl* final_of(const Op& op, const std::string& state) {
-  const TensorDecl* decl = op.find_output("final_" + state);
-  return decl != nullptr ? decl : op.find_output(state);
-}
-const TensorDecl* initial_of(const Op& op, const std::string& state) {
-  const TensorDecl* decl = op.find_input("initial_" + state);
-  return decl != nullptr ? decl : op.find_input(state);
 }
 
 int64_t inner_of(const Record& record, const Step& experts) {  // inputs: x, weights, gate of the first one, ..
@@ -544,202 +508,6 @@ void PlanBuilder::add_lengths(const View& lengths, int piece, int64_t value) {
   plan_->length_values_.push_back(value);
 }
 
-namespace {
-
-View rows_of(const View& view, int64_t begin, int64_t count) {  // of dimension 1
-  View part = view;
-  part.data = at(view, begin * view.stride[1]);
-  part.size[1] = count;
-  return part;
-}
-
-}  // namespace
-
-// Tokens behind a cache that keeps a window: the operator reads what is left of the cache and the new keys one behind the
-// other; then the cache takes what will still be seen.
-Status PlanBuilder::add_bounded(const Step& step, const Piece& piece, int number, const std::vector<int>& states,
-                                const CacheBound& bound) {
-  const std::vector<StateTensor>& tensors = piece.state->tensors();
-  int64_t held = 0;
-  View lengths;
-  for (const int i : states) {
-    const StateTensor& tensor = tensors[static_cast<size_t>(i)];
-    if (tensor.input != "lengths") continue;
-    lengths = tensor.view;
-    View first = lengths;
-    first.size[0] = 1;
-    LINNET_TRY(get_bytes(first, &held));
-  }
-  const int64_t first = std::min(held, bound.prefix), recent = std::min(held - first, bound.left);
-  const int64_t all = first + recent + piece.tokens;
-  const int64_t kept_first = std::min(all, bound.prefix), kept = std::min(all - kept_first, bound.left);
-  char* place = arena_ + temporary_;
-  std::vector<Extra> extras;
-  std::vector<std::pair<View, View>> after;
-  for (const int i : states) {
-    const StateTensor& tensor = tensors[static_cast<size_t>(i)];
-    if (tensor.input == "lengths") continue;
-    const View& cache = tensor.view;
-    const std::string input = tensor.input.substr(0, tensor.input.size() - 6);
-    const auto entry =
-        std::find_if(step.inputs.begin(), step.inputs.end(), [&](const auto& named) { return named.first == input; });
-    const View fresh = sliced(entry->second, &piece);
-    View joined = fresh;
-    if (held > 0 || cache.dtype != fresh.dtype) {
-      int64_t sizes[kMaxRank];
-      std::copy_n(cache.size, cache.rank, sizes);
-      sizes[1] = all;
-      joined = placed(place, cache.dtype, sizes, cache.rank);
-      place += aligned(bytes_of(joined));
-      add_copy(rows_of(cache, 0, first), rows_of(joined, 0, first));
-      add_copy(rows_of(cache, held - recent, recent), rows_of(joined, first, recent));
-      LINNET_TRY(add_cast(fresh, entry->second, rows_of(joined, first + recent, piece.tokens), -1));
-      extras.push_back({input, joined});
-    }
-    after.emplace_back(rows_of(joined, 0, kept_first), rows_of(cache, 0, kept_first));
-    after.emplace_back(rows_of(joined, all - kept, kept), rows_of(cache, kept_first, kept));
-  }
-  LINNET_TRY(add_attention(step, *step.op, step.options, &piece, number, extras));
-  for (const auto& [from, to] : after) add_copy(from, to);
-  add_lengths(lengths, number, kept_first + kept);
-  return {};
-}
-
-namespace {
-
-std::string setting_of(const std::vector<Setting>& settings, std::string_view name) {
-  for (const Setting& setting : settings) {
-    if (setting.name == name) return setting.text;
-  }
-  return "";
-}
-
-// Why a decode operator takes the tokens of a prompt one by one; null: it takes them in chunks (docs/layers.md, limits).
-const char* one_by_one(const Continuation& next, int64_t position) {
-  const std::string& op = next.op->name;
-  if (op == "monarch_decode" && position > 0) return "tokens came before them";
-  if (op == "hierarchical_decode" && setting_of(next.options, "tie") != "row") return "tie is prefix";
-  if (op == "hierarchical_decode" && position > 0) return "tokens came before them";
-  if (op == "features_decode" && setting_of(next.options, "map") == "cosformer") return "map is cosformer";
-  const std::string prior = op == "fem_read_decode" ? setting_of(next.options, "prior") : "";
-  return prior == "aft" ? "prior is aft" : prior == "ssm" ? "prior is ssm" : nullptr;
-}
-
-}  // namespace
-
-PlanBuilder::Memory PlanBuilder::memory_of(const Op& op, const Piece& piece, const std::vector<int>& states) const {
-  if (call_->decode) return Memory::decode;
-  const std::vector<StateTensor>& tensors = piece.state->tensors();
-  bool initial = true, final = true, caches = true;
-  for (const int i : states) {
-    const std::string& name = tensors[static_cast<size_t>(i)].input;
-    initial &= initial_of(op, name) != nullptr;
-    final &= final_of(op, name) != nullptr;
-    const bool cache = name == "lengths" || (name.size() > 6 && name.compare(name.size() - 6, 6, "_cache") == 0 &&
-                                             op.find_input(name.substr(0, name.size() - 6)) != nullptr);
-    caches &= cache;
-  }
-  if (initial && final) return Memory::states;
-  const TensorDecl* q = op.find_input("q");
-  const bool aligned_queries = q != nullptr && q->shape.find("Tq") != std::string::npos;
-  if (caches && (piece.position == 0 || aligned_queries)) return Memory::cache;
-  if (final && piece.position == 0) return Memory::finals;
-  return Memory::decode;
-}
-
-Status PlanBuilder::add_memory_step(int index, const Step& step) {
-  const Op& op = *step.op;
-  if (!call_->with_states) {
-    const bool packed = !call_->offsets.empty();
-    const bool takes_offsets = op.find_input("cu_seqlens") != nullptr || op.find_input("cu_seqlens_q") != nullptr;
-    if (!packed) return add_attention(step, op, step.options, nullptr, 0, {});
-    if (takes_offsets) {
-      const int64_t count = static_cast<int64_t>(plan_->offsets_.size());
-      const View offsets = View::dense(plan_->offsets_.data(), Dtype::i64, {count});
-      std::vector<Extra> extras;
-      for (const char* name : {"cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"}) {
-        if (op.find_input(name) != nullptr) extras.push_back({name, offsets});
-      }
-      return add_attention(step, op, step.options, nullptr, 0, extras);
-    }
-    for (size_t p = 0; p < call_->pieces.size(); ++p) {
-      const Piece& piece = call_->pieces[p];
-      if (piece.tokens > 0) LINNET_TRY(add_attention(step, op, step.options, &piece, static_cast<int>(p), {}));
-    }
-    return {};
-  }
-  Continuation next;
-  LINNET_TRY(continuation(record_, step, &next));
-  const CacheBound bound = cache_bound(step);
-  for (size_t p = 0; p < call_->pieces.size(); ++p) {
-    const Piece& piece = call_->pieces[p];
-    const int number = static_cast<int>(p);
-    const std::vector<StateTensor>& tensors = piece.state->tensors();
-    std::vector<int> states;
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (tensors[i].step == index) states.push_back(static_cast<int>(i));
-    }
-    const auto tensor = [&](int i) -> const StateTensor& { return tensors[static_cast<size_t>(i)]; };
-    std::vector<Extra> extras;
-    switch (memory_of(op, piece, states)) {
-      case Memory::decode: {
-        const char* why = call_->decode ? nullptr : one_by_one(next, piece.position);
-        if (why != nullptr) {
-          log_once(record_.name + ": " + next.op->name + " takes the tokens of a prompt one by one where " + why +
-                   ", which is slow for many");
-        }
-        for (const int i : states) extras.push_back({tensor(i).input, tensor(i).view, i});
-        LINNET_TRY(add_attention(step, *next.op, next.options, &piece, number, extras));
-        break;
-      }
-      case Memory::states:
-      case Memory::finals: {
-        char* place = arena_ + temporary_;
-        std::vector<std::pair<View, View>> copies;
-        for (const int i : states) {
-          const View& state = tensor(i).view;
-          const TensorDecl* initial = initial_of(op, tensor(i).input);
-          if (initial != nullptr) extras.push_back({initial->name, state});
-          const View result = placed(place, state.dtype, state.size, state.rank);
-          place += aligned(bytes_of(state));
-          extras.push_back({final_of(op, tensor(i).input)->name, result});
-          copies.emplace_back(result, state);
-        }
-        LINNET_TRY(add_op(step, op, step.options, &piece, number, extras));
-        for (const auto& [from, to] : copies) add_copy(from, to);
-        break;
-      }
-      case Memory::cache: {
-        if (bound.given()) {
-          LINNET_TRY(add_bounded(step, piece, number, states, bound));
-          break;
-        }
-        for (const int i : states) {
-          const std::string& name = tensor(i).input;
-          View cache = tensor(i).view;
-          if (name == "lengths") {
-            add_lengths(cache, number, -1);
-            continue;
-          }
-          const std::string input = name.substr(0, name.size() - 6);
-          const auto entry =
-              std::find_if(step.inputs.begin(), step.inputs.end(), [&](const auto& named) { return named.first == input; });
-          const View fresh = sliced(entry->second, &piece);
-          View target = cache;
-          target.data = at(cache, piece.position * cache.stride[1]);
-          target.size[1] = piece.tokens;
-          LINNET_TRY(add_cast(fresh, entry->second, target, -1));
-          cache.size[1] = piece.position + piece.tokens;
-          if (piece.position > 0 || cache.dtype != fresh.dtype) extras.push_back({input, cache});
-        }
-        LINNET_TRY(add_attention(step, op, step.options, &piece, number, extras));
-        break;
-      }
-    }
-  }
-  return {};
-}
-
 Status PlanBuilder::add_experts(const Step& step) {
   auto experts = std::make_unique<Experts>();
   experts->x = value(step.inputs[0].second);
@@ -856,84 +624,6 @@ Status PlanBuilder::build(const Shape4Call& call, char* arena, Plan* plan) {
   }
   for (size_t i = 0; i < record_.values.size(); ++i) plan->values_.push_back(value(static_cast<int>(i)));
   return {};
-}
-
-// ---- a run ------------------------------------------------------------------------------------------------------------------
-
-Status Plan::run(const Shape4Call& call, Executor* executor, char* workspace) {
-  for (const Patch& patch : patches_) {
-    const void* base = nullptr;
-    switch (patch.root) {
-      case Root::none: continue;
-      case Root::input: base = call.inputs[static_cast<size_t>(patch.index)].data; break;
-      case Root::output: base = call.out.data; break;
-      case Root::state: {
-        const State& state = *call.pieces[static_cast<size_t>(patch.index)].state;
-        base = state.tensors()[static_cast<size_t>(patch.tensor)].view.data;
-        break;
-      }
-    }
-    *patch.address = const_cast<char*>(static_cast<const char*>(base)) + patch.bytes;
-  }
-  for (const PositionPatch& patch : position_patches_) {
-    *patch.option = call.pieces[static_cast<size_t>(patch.piece)].position;
-  }
-  const char* error = nullptr;
-  Launch launch;
-  launch.executor = executor;
-  launch.workers = executor->workers();
-  launch.workspace = workspace;
-  launch.error = &error;
-  const cuda::Scope scope(device_ == Device::cuda ? workspace : nullptr);
-  if (device_ == Device::cuda) LINNET_TRY(scope.status());
-  for (const auto& positions : positions_) {
-    const int64_t first = positions->piece < 0 ? 0 : call.pieces[static_cast<size_t>(positions->piece)].position;
-    if (positions->on_gpu != nullptr) {
-      cuda::fill_positions(positions->on_gpu, static_cast<int64_t>(positions->f32.size()), first, launch);
-      continue;
-    }
-    for (size_t i = 0; i < positions->f32.size(); ++i) positions->f32[i] = static_cast<float>(first + static_cast<int64_t>(i));
-    for (size_t i = 0; i < positions->f64.size(); ++i) positions->f64[i] = static_cast<double>(first + static_cast<int64_t>(i));
-  }
-  if (!ready_) {
-    for (const Action& action : once_) run(action, call, launch);
-    ready_ = true;
-  }
-  for (const Action& action : actions_) run(action, call, launch);
-  return error == nullptr ? Status() : impossible(std::string("the CUDA driver refused a kernel: ") + error);
-}
-
-void Plan::run(const Action& action, const Shape4Call& call, const Launch& launch) {
-  const size_t index = static_cast<size_t>(action.index);
-  switch (action.kind) {
-    case Kind::op: ops_[index]->run(launch); break;
-    case Kind::experts: experts_[index]->run(launch); break;
-    case Kind::map: maps_[index]->forward(maps_[index]->call, launch); break;
-    case Kind::copy:
-      if (device_ == Device::cuda) {
-        cuda::copy_view(copies_[index]->from, copies_[index]->to, launch);
-      } else {
-        copy_view(copies_[index]->from, copies_[index]->to);
-      }
-      break;
-    case Kind::lengths: {
-      const Piece& piece = call.pieces[static_cast<size_t>(length_pieces_[index])];
-      int64_t* lengths = static_cast<int64_t*>(lengths_[index].data);
-      const int64_t value = length_values_[index] < 0 ? piece.position + piece.tokens : length_values_[index];
-      if (device_ == Device::cuda) return cuda::fill_lengths(lengths_[index], value, launch);
-      for (int64_t i = 0; i < lengths_[index].size[0]; ++i) lengths[i] = value;
-      break;
-    }
-  }
-}
-
-Status Plan::view_of(const Record& record, std::string_view name, View* view) const {
-  for (size_t i = 0; i < record.values.size() && i < values_.size(); ++i) {
-    if (record.values[i].name != name) continue;
-    *view = values_[i];
-    return {};
-  }
-  return bad_input(record.name + ": there is no value '" + std::string(name) + "'");
 }
 
 }  // namespace linnet::layers
